@@ -29,8 +29,7 @@ import torch
 from benchmarks.random_model import randomize
 from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.loader import CPU_THREADS, capture_graphs
+from engine.load import CPU_THREADS, capture_graphs
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
@@ -42,6 +41,7 @@ from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings, VocoderSettings
 from engine.models.cosyvoice3.speech_lm import SpeechLM
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
+from engine.runtime.engine import Engine
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.fakes.cosyvoice3_dims import TINY
 

@@ -48,10 +48,10 @@ from engine.api import (
     TextLayout,
 )
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.gc_control import freeze_gc
-from engine.loader import load_engine
+from engine.load import load_engine
 from engine.local_engine import create_engine
+from engine.runtime.engine import Engine
 
 FRAME_S = 0.08
 # Tokens without an end: the most a request may ask for.

@@ -28,10 +28,10 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import random_model
 from benchmarks.roofline import Roofline
 from engine.config import EngineConfig
-from engine.graphs.pipelined_engine import PipelinedEngine
 from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_inputs import FrameInputs
 from engine.models.qwen3_tts.pipelined import make_graphs
+from engine.runtime.pipelined_engine import PipelinedEngine
 
 BLOCK = 16
 

@@ -1,4 +1,4 @@
-"""How the launch shapes in ``engine.kernels.triton_ops`` were found: every candidate, timed for every layer.
+"""How the launch shapes in ``engine.ops.triton_ops`` were found: every candidate, timed for every layer.
 
     python -m benchmarks.gpu_tiles [--rows 1,64,256,1024] [--layers 0,5,7] [--tiles 128x256x8x3,64x64x4x3]
 
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_stages import milliseconds, numbers
-from engine.kernels import triton_ops
-from engine.kernels.params import ConvParams, ResidualStream, SnakeParams
-from engine.kernels.triton_ops import TritonOps
+from engine.ops import triton_ops
+from engine.ops.params import ConvParams, ResidualStream, SnakeParams
+from engine.ops.triton_ops import TritonOps
 
 DEVICE = torch.device("cuda")
 CONV = [  # taps, dilation, in, out, positions a frame

@@ -32,9 +32,9 @@ from benchmarks.gpu_stages import numbers
 from engine.api import SamplingParams, SpeechRequest, TextLayout
 from engine.config import EngineConfig
 from engine.gc_control import freeze_gc
-from engine.graphs.pipelined_engine import PipelinedEngine
 from engine.ipc import pack_events
-from engine.loader import load_engine
+from engine.load import load_engine
+from engine.runtime.pipelined_engine import PipelinedEngine
 from tests.fakes import checkpoints
 
 NO_END = 1_000

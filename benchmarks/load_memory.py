@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig
-from engine.loader import choose_device, choose_dtype
+from engine.load import choose_device, choose_dtype
 from engine.models.base import ModelStages
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.inspect import parts

@@ -30,9 +30,10 @@ from benchmarks import host_overhead, random_model
 from benchmarks.gpu import NO_END, SimulatedListener, report, setting, text_of
 from benchmarks.gpu_stages import numbers
 from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
-from engine.graphs import decode_executor, graph_runner
-from engine.graphs.pipelined_engine import PipelinedEngine
-from engine.step_model import StepTimeTable
+from engine.program import decode_executor
+from engine.runtime import graph_runner
+from engine.runtime.pipelined_engine import PipelinedEngine
+from engine.runtime.step_model import StepTimeTable
 
 SAMPLE_RATE = 24_000
 POINTS = (0, 1, 8, 64, 256, 512, 1024, 1536)

@@ -20,7 +20,7 @@ from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.load_weights import _restore_buffers
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.talker import Talker
-from engine.tokenizer import TextTokenizer
+from engine.text.tokenizer import TextTokenizer
 from engine.weights.loader import uninitialized
 from tests.fakes import checkpoints
 

@@ -29,8 +29,8 @@ from engine.commands import (
     SubmitRequest,
 )
 from engine.ipc import PROGRESS, READY, HelloMessage, StatsMessage, decode_command, encode, pack_events
-from engine.queue_limits import QueueLimits
 from engine.remote_engine import read_message
+from engine.runtime.queue_limits import QueueLimits
 from sessions.audio.resampler import Resampler
 
 SAMPLE_RATE = 24_000

@@ -6,8 +6,8 @@ import msgspec
 
 from engine.api import CHUNK_FRAMES
 from engine.errors import InvalidRequest
-from engine.kernels import KERNELS
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
+from engine.ops import KERNELS
 
 AT_LEAST_ONE = (
     "max_batch_size",

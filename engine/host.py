@@ -41,6 +41,7 @@ from engine.commands import (
     VoiceEncoded,
 )
 from engine.config import EngineConfig
+from engine.encoding import VoiceEncodingThread
 from engine.errors import EngineError, InvalidRequest
 from engine.ipc import (
     LENGTH,
@@ -55,12 +56,11 @@ from engine.ipc import (
     pack_events,
 )
 from engine.loop import EngineLoop
-from engine.queue_limits import QueueLimits
+from engine.runtime.queue_limits import QueueLimits
 from engine.validation import check_request, check_sample
-from engine.voice_encoding import VoiceEncodingThread
 
 if TYPE_CHECKING:
-    from engine.engine import Engine
+    from engine.runtime.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -342,7 +342,7 @@ def main() -> None:
     os.nice(config.process_nice)  # before there is a second thread: it is of this one, and of those that it makes
     threading.Thread(target=exit_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from engine.loader import load_engine
+    from engine.load import load_engine
 
     try:
         loaded = load_engine(

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.api import EngineInfo, EngineStats, FinishReason, RequestFinished, RequestParked, SpeechChunk, SpeechEvent
 from engine.commands import Command, Emitted, RequestReleased, VoiceEncoded
-from engine.queue_limits import QueueLimits
+from engine.runtime.queue_limits import QueueLimits
 
 LENGTH = struct.Struct(">I")
 # What the engine's process prints once it listens; anything else in its place is why it cannot.

@@ -24,13 +24,13 @@ from engine.api import (
 )
 from engine.commands import Command, Emitted, PrefetchVoice
 from engine.config import EngineConfig
-from engine.queue_limits import QueueLimits
+from engine.encoding import VoiceEncodingThread
+from engine.runtime.queue_limits import QueueLimits
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
-from engine.voice_encoding import VoiceEncodingThread
 
 if TYPE_CHECKING:
-    from engine.loader import LoadedCheckpoint
+    from engine.load import LoadedCheckpoint
     from engine.loop import EngineLoop
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def create_engine(
 
     def load() -> LoadedCheckpoint:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        from engine.loader import load_engine
+        from engine.load import load_engine
 
         return load_engine(folder, config, device, dtype, is_embedded=model is None)
 

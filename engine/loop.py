@@ -24,7 +24,7 @@ from engine.commands import (
 from engine.gc_control import collect_young, unfreeze_gc
 
 if TYPE_CHECKING:
-    from engine.engine import Engine
+    from engine.runtime.engine import Engine
 
 MAX_WAIT_S = 60.0
 # Once nothing has been asked for so long, free memory is handed back to the system.

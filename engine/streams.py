@@ -29,7 +29,7 @@ from engine.commands import (
     RequestReleased,
     SubmitRequest,
 )
-from engine.queue_limits import QueueLimits, RequestCounts
+from engine.runtime.queue_limits import QueueLimits, RequestCounts
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

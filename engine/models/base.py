@@ -18,12 +18,12 @@ from engine.api import ClonedVoice, ReferenceAudio, SpeechRequest, VoiceInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.cache.kv_cache import PagedKV
-    from engine.cache.prefix_cache import PrefixCache
     from engine.config import EngineConfig
-    from engine.graphs.graph_runner import GraphRunner
-    from engine.graphs.stages import GraphStageFactories
     from engine.layers.transformer import AttentionContext
+    from engine.memory.kv_cache import PagedKV
+    from engine.memory.prefix_cache import PrefixCache
+    from engine.runtime.graph_runner import GraphRunner
+    from engine.runtime.stages import GraphStageFactories
 
 Pcm = npt.NDArray[np.float32]
 

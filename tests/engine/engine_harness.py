@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.api import FinishReason, Pcm, RequestFinished, RequestParked, SpeechChunk, SpeechEvent, SpeechRequest
-from engine.batch import StepBatch
 from engine.commands import RequestReleased
-from engine.engine import Engine
-from engine.request import Request, RequestPhase
+from engine.runtime.batch import StepBatch
+from engine.runtime.engine import Engine
+from engine.runtime.request import Request, RequestPhase
 
 MAX_STEPS = 20_000
 

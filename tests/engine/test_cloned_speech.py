@@ -23,7 +23,7 @@ from engine.api import (
     TextLayout,
 )
 from engine.config import EngineConfig
-from engine.loader import load_engine
+from engine.load import load_engine
 from engine.local_engine import create_engine
 from engine.remote_engine import RemoteEngine
 from tests.engine.engine_harness import EngineHarness

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.engine import Engine
 from engine.gc_control import collect_young, freeze_gc, is_gc_frozen
 from engine.loop import EngineLoop
+from engine.runtime.engine import Engine
 
 
 class Thing:

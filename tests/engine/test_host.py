@@ -36,7 +36,7 @@ from engine.host import (
     read_messages,
 )
 from engine.ipc import LENGTH, MAX_MESSAGE_BYTES, EventsMessage, decode_message, encode, frame_message, unpack_events
-from engine.stats import StepTimings
+from engine.runtime.stats import StepTimings
 
 INFO = EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False, can_encode=True)
 SECOND = np.full(24_000, 0.1, np.float32).tobytes()

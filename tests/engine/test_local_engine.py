@@ -23,13 +23,13 @@ from engine.api import (
     SpeechRequest,
 )
 from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.loader import LoadedCheckpoint, build_engine_info
+from engine.load import LoadedCheckpoint, build_engine_info
 from engine.local_engine import LocalEngine
 from engine.models.base import DecodedAudio, DecodeStage
+from engine.runtime.engine import Engine
 from engine.streams import EngineStream
+from tests.engine.runtime.test_engine import LIMITS
 from tests.engine.stream_recorder import RecordedStream, listen
-from tests.engine.test_engine import LIMITS
 from tests.fakes.checksum_model import ChecksumFamily, reference_codes
 
 THREAD = "voicewire-engine"

@@ -11,9 +11,9 @@ from engine import loop as loop_module
 from engine.api import FinishReason, RequestFinished, SpeechRequest
 from engine.commands import CancelRequest, Emitted, PushRequestText, RequestReleased, SubmitRequest
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.loop import EngineLoop
-from tests.engine.test_engine import LIMITS
+from engine.runtime.engine import Engine
+from tests.engine.runtime.test_engine import LIMITS
 from tests.fakes.checksum_model import ChecksumFamily
 
 WAIT_S = 20.0

@@ -29,8 +29,8 @@ from engine.api import (
 from engine.config import EngineConfig
 from engine.ipc import LENGTH, HelloMessage, encode, frame_message
 from engine.local_engine import create_engine
-from engine.queue_limits import QueueLimits
 from engine.remote_engine import EngineProcess, RemoteEngine, host_command, host_environment
+from engine.runtime.queue_limits import QueueLimits
 from tests.fakes.checkpoints import write_checkpoint
 
 

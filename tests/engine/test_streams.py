@@ -4,7 +4,7 @@ import pytest
 
 from engine.api import EngineOverloaded, SpeechRequest
 from engine.commands import Command, SubmitRequest
-from engine.queue_limits import QueueLimits
+from engine.runtime.queue_limits import QueueLimits
 from engine.streams import StreamTable, replace_surrogates
 
 ROOM = QueueLimits(new=1, continuing=2, for_burst=1, for_burst_of_group=1)

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.api import SpeechRequest
-from engine.cache.block_pool import BlockPool
 from engine.config import EngineConfig
-from engine.decode.call_planner import NO_PREFERENCE
+from engine.memory.block_pool import BlockPool
 from engine.models.base import (
     AwaitText,
     ControlOutcome,
@@ -26,6 +25,7 @@ from engine.models.base import (
     TokenQueue,
     VoiceReference,
 )
+from engine.runtime.call_planner import NO_PREFERENCE
 from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
 
 NUM_TOKENS = 6561

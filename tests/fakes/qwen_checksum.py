@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from engine.api import SpeechRequest, TextLayout
 from engine.config import EngineConfig
-from engine.decode.streaming import StreamingDecodeStage
-from engine.decode.windowed import WindowedDecodeStage
 from engine.models.base import (
     AwaitText,
     DecodeStage,
@@ -26,6 +24,8 @@ from engine.models.base import (
     TokenQueue,
 )
 from engine.models.qwen3_tts.codec_decoder import CodecState
+from engine.runtime.streaming_stage import StreamingDecodeStage
+from engine.runtime.windowed_stage import WindowedDecodeStage
 from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
 
 NUM_CODES, NUM_BOOKS = 64, 2

@@ -10,9 +10,9 @@ import torch
 
 from engine.api import SamplingParams, SpeechRequest
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.layers.transformer import CausalContext
 from engine.models.base import AwaitText, TalkerInputs
+from engine.runtime.engine import Engine
 from tests.engine.engine_harness import EngineHarness
 from tests.fakes.checksum_model import ChecksumFamily, ChecksumTalker, checksum_of, reference_codes
 from tests.fakes.cosyvoice_checksum import (

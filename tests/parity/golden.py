@@ -16,13 +16,13 @@ from torch import Tensor
 
 from engine.api import ClonedVoice, ReferenceAudio, SamplingParams, SpeechRequest, TextLayout
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.layers.transformer import CausalContext
 from engine.models.base import AwaitText, ModelStages
 from engine.models.qwen3_tts.load import load_stages
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import PromptPosition
 from engine.models.qwen3_tts.sequence import QwenSequence
+from engine.runtime.engine import Engine
 from tests.engine.engine_harness import EngineHarness
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 from tests.parity.cases import MAX_NEW_TOKENS, Case

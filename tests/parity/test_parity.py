@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.api import FinishReason, InvalidRequest, SpeechRequest, TextLayout
 from engine.config import EngineConfig
-from engine.loader import build_engine_info
+from engine.load import build_engine_info
 from engine.models.qwen3_tts.config import read_config
-from engine.noise import GeneratorNoise, PhiloxNoise
+from engine.ops.noise import GeneratorNoise, PhiloxNoise
 from engine.validation import check_request, check_sample
 from tests.fakes.checkpoints import write_checkpoint
 from tests.parity.cases import LONG, SHORT, SIZES, TASKS, Case, named

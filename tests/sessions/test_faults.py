@@ -13,7 +13,7 @@ import pytest
 
 from engine.api import FinishReason, SpeechRequest
 from engine.errors import OVERLOAD_RETRY_MS
-from engine.queue_limits import QueueLimits, RequestCounts
+from engine.runtime.queue_limits import QueueLimits, RequestCounts
 from sessions.audio_chain import AudioChain
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSettings

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.tokenizer import TextTokenizer
+from engine.text.tokenizer import TextTokenizer
 from training.text import TextSettings, TextSource
 from training.tokenizer import SPECIAL_TOKENS, TokenizerSettings, load_tokenizer, read_ids, train_tokenizer
 

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.block_pool import BlockPool
-from engine.graphs.buffers import DeviceEvent
+from engine.memory.block_pool import BlockPool
 from engine.models.base import DecodedAudio, VoiceReference
 from engine.models.cosyvoice3.flow import LOOK_BACK_TOKENS, Flow
 from engine.models.cosyvoice3.flow_blocks import (
@@ -37,6 +36,7 @@ from engine.models.cosyvoice3.hift_graphs import HiftGraphs, common_lengths
 from engine.models.cosyvoice3.pcm_transfers import PcmTransfers
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.voice_prompt import FLOW_REST
+from engine.program.buffers import DeviceEvent
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 
-from engine.cache.block_pool import BlockPool
 from engine.errors import InvalidRequest
+from engine.memory.block_pool import BlockPool
 from engine.models.cosyvoice3.flow_blocks import (
     BlockSequence,
     BlockShape,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cache.kv_cache import lazy_zeros
+from engine.memory.kv_cache import lazy_zeros
 from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.settings import FlowSettings
 

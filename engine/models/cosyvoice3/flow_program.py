@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.graphs.buffers import DeviceEvent
 from engine.models.cosyvoice3.dit import DitAttention
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow, ode_timesteps, positional_noise
 from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_page_store import BRANCHES, ZERO_PAGE, FlowPageStore
+from engine.program.buffers import DeviceEvent
 
 DUMMY_WORKSPACE = 0
 # Sets of inputs on their way to the device at once.

@@ -36,7 +36,7 @@ from engine.models.cosyvoice3.speech_lm import SpeechLM
 from engine.models.cosyvoice3.stop_rules import StopRules
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.models.cosyvoice3.voice_prompt import CosyVoiceCache, VoicePrompt
-from engine.noise import NoiseSource, PhiloxNoise
+from engine.ops.noise import NoiseSource, PhiloxNoise
 
 # Which it was trained on. It hears from the text which one it is: the choice changes nothing.
 LANGUAGES = ("chinese", "english", "japanese", "korean", "german", "spanish", "french", "italian", "russian")

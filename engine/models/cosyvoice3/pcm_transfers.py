@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.graphs.buffers import DeviceEvent
 from engine.models.base import Pcm
 from engine.models.cosyvoice3.flow_blocks import StreamSequence
+from engine.program.buffers import DeviceEvent
 
 
 class CompletedTransfer(NamedTuple):

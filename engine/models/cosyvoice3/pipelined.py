@@ -7,15 +7,15 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from engine.cache.kv_cache import PagedKV
-from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
-from engine.graphs.capture import GraphSet
-from engine.graphs.graph_runner import GraphRunner
-from engine.kernels.select import select_ops
+from engine.memory.kv_cache import PagedKV
+from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import SpeechModel
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.talker_program import TalkerProgram
+from engine.ops.select import select_ops
+from engine.program.capture import GraphSet
+from engine.runtime.graph_runner import GraphRunner
 
 # 896 is no power of two: a step of one row takes 2.1 ms on an H200 with this kernel, and 1.2 without.
 LEFT_TO_CUBLAS = ("gemv", "gemm")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.noise import NoiseSource, SampleKey
+from engine.ops.noise import NoiseSource, SampleKey
 
 # Which draw of a token the noise is for, in the place of the codebook.
 NUCLEUS, WHOLE = 0, 1

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.reference_ops import ReferenceOps
 from engine.models.cosyvoice3.ras import NUCLEUS, WHOLE
+from engine.ops.reference_ops import ReferenceOps
 
 
 class RasTensors(NamedTuple):

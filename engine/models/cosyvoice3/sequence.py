@@ -9,7 +9,7 @@ from engine.models.base import SequenceState
 from engine.models.cosyvoice3.ras import RasParams
 from engine.models.cosyvoice3.settings import TalkerSettings
 from engine.models.cosyvoice3.voice_prompt import VoicePrompt
-from engine.noise import SampleKey
+from engine.ops.noise import SampleKey
 
 # Speech ids that sound like silence or breath (spec 2.2).
 SILENT_IDS = frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323))

@@ -14,16 +14,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.cache.kv_cache import PagedKV
-from engine.graphs.buffers import Fields, StaticBuffers
-from engine.kernels.params import ResidualStream
-from engine.kernels.reference_ops import ReferenceOps
+from engine.memory.kv_cache import PagedKV
 from engine.models.base import FailedOutcome, Outcome, SequenceState
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import NOTHING
 from engine.models.cosyvoice3.ras_graph import RasTensors, sample_rows
 from engine.models.cosyvoice3.sequence import CosySequence, SamplingPhase
+from engine.ops.params import ResidualStream
+from engine.ops.reference_ops import ReferenceOps
+from engine.program.buffers import Fields, StaticBuffers
 
 SIGN_BIT = 1 << 63
 SCALARS: dict[str, torch.dtype] = {

@@ -6,15 +6,15 @@ import torch
 import triton
 from torch import Tensor
 
-from engine.kernels.triton_flow import (
+from engine.models.cosyvoice3.dit import NORM_EPS
+from engine.models.cosyvoice3.flow_ops import FlowOps
+from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
+from engine.ops.triton_flow import (
     block_attention_kernel,
     grouped_conv_kernel,
     modulate_kernel,
     rope_and_write_kernel,
 )
-from engine.models.cosyvoice3.dit import NORM_EPS
-from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
 
 # Frames of one program of the attention: of few programs, and of many.
 QUERY_TILES = 32, 64

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.params import (
+from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
+from engine.models.qwen3_tts.frame_program import rope_tables
+from engine.ops.params import (
     ConvParams,
     ConvStateSpec,
     PaddedBuffer,
@@ -23,9 +25,7 @@ from engine.kernels.params import (
     ResidualUnitParams,
     SnakeParams,
 )
-from engine.kernels.reference_ops import ReferenceOps
-from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
-from engine.models.qwen3_tts.frame_program import rope_tables
+from engine.ops.reference_ops import ReferenceOps
 
 if TYPE_CHECKING:
     from engine.models.qwen3_tts.codec_decoder import CodecDecoder, ConvNeXtBlock

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine.cache.kv_cache import PagedKV
-from engine.kernels.reference_ops import ReferenceOps
+from engine.memory.kv_cache import PagedKV
 from engine.models.base import FailedOutcome, FrameOutcome, Outcome, SequenceState, StopOutcome
 from engine.models.qwen3_tts.frame_log import FrameLog
 from engine.models.qwen3_tts.frame_program import FrameProgram
@@ -18,6 +17,7 @@ from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import NO_TOKEN
 from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
 from engine.models.qwen3_tts.sequence import QwenSequence
+from engine.ops.reference_ops import ReferenceOps
 
 NO_ID = -1
 STOP = StopOutcome()

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.cache.kv_cache import PagedKV
-from engine.graphs.buffers import StaticBuffers
-from engine.kernels.params import ResidualStream, SamplingTensors
-from engine.kernels.reference_ops import ReferenceOps
 from engine.layers.transformer import DecoderLayer
+from engine.memory.kv_cache import PagedKV
+from engine.ops.params import ResidualStream, SamplingTensors
+from engine.ops.reference_ops import ReferenceOps
+from engine.program.buffers import StaticBuffers
 
 if TYPE_CHECKING:
     from engine.models.qwen3_tts.config import Qwen3TTSConfig

@@ -15,7 +15,7 @@ from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.load_weights import UNUSED_IN_ENCODER
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
-from engine.tokenizer import TextTokenizer
+from engine.text.tokenizer import TextTokenizer
 from engine.weights.loader import check_weights, config_errors_of
 
 

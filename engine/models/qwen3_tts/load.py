@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
-from engine.decode.streaming import StreamingDecodeStage
-from engine.decode.windowed import WindowedDecodeStage
-from engine.graphs.stages import GraphStageFactories
-from engine.layers.linear import pack_linears
 from engine.layers.streaming import enable_matmul_conv
 from engine.models.base import DecodeStage, ModelStages
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.load_weights import load_codec, load_encoders
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.pipelined import make_graphs
+from engine.ops.packed_linear import pack_linears
+from engine.runtime.stages import GraphStageFactories
+from engine.runtime.streaming_stage import StreamingDecodeStage
+from engine.runtime.windowed_stage import WindowedDecodeStage
 
 # Packed convolutions stand beside the plain ones. A released codec of 450 MB, which no CPU decodes in real time anyhow,
 # is held once.

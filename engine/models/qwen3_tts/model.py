@@ -32,9 +32,9 @@ from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptBuilder
 from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
 from engine.models.qwen3_tts.sequence import MIN_NEW_TOKENS, QwenSequence, draw_params
 from engine.models.qwen3_tts.talker import Talker
-from engine.noise import NoiseSource, PhiloxNoise, SampleKey
-from engine.sampler import SamplingBatch, apply_repetition_penalty, sample
-from engine.tokenizer import TextTokenizer
+from engine.ops.noise import NoiseSource, PhiloxNoise, SampleKey
+from engine.ops.sampler import SamplingBatch, apply_repetition_penalty, sample
+from engine.text.tokenizer import TextTokenizer
 
 
 class Qwen3TTS:

@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 import torch
 
-from engine.cache.kv_cache import PagedKV
-from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
-from engine.graphs.capture import GraphSet
-from engine.graphs.decode_executor import create_decode_executor
-from engine.graphs.decode_stage import GraphDecodeStage
-from engine.graphs.graph_runner import GraphRunner
-from engine.graphs.stages import GraphStageFactories
-from engine.kernels.select import select_ops
+from engine.memory.kv_cache import PagedKV
+from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import SpeechModel
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_inputs import FrameInputs
 from engine.models.qwen3_tts.frame_program import RING_FRAMES
 from engine.models.qwen3_tts.model import Qwen3TTS
+from engine.ops.select import select_ops
+from engine.program.capture import GraphSet
+from engine.program.decode_executor import create_decode_executor
+from engine.runtime.graph_decode_stage import GraphDecodeStage
+from engine.runtime.graph_runner import GraphRunner
+from engine.runtime.stages import GraphStageFactories
 
 
 @torch.inference_mode()

@@ -15,8 +15,8 @@ from engine.models.qwen3_tts.frame_log import FrameLog
 from engine.models.qwen3_tts.prepared_voice import PreparedVoice
 from engine.models.qwen3_tts.prompt import NO_TOKEN
 from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
-from engine.noise import SampleKey
-from engine.sampler import RowSamplingParams
+from engine.ops.noise import SampleKey
+from engine.ops.sampler import RowSamplingParams
 
 # Of the official code (spec 4.2).
 MIN_NEW_TOKENS = 2

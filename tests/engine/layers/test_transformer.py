@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.layers.linear import pack_linears
 from engine.layers.transformer import (
     CausalContext,
     RMSNorm,
@@ -17,6 +16,7 @@ from engine.layers.transformer import (
     apply_rope,
     attention,
 )
+from engine.ops.packed_linear import pack_linears
 
 CONFIG = TransformerConfig(
     hidden_size=24,

@@ -19,7 +19,7 @@ from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import RasParams, sample_reference
 from engine.models.cosyvoice3.sequence import CosySequence
 from engine.models.cosyvoice3.voice_prompt import VoicePrompt
-from engine.noise import GeneratorNoise, SampleKey
+from engine.ops.noise import GeneratorNoise, SampleKey
 from tests.parity.cosyvoice3.cases import (
     FILL,
     INSTRUCT,

@@ -11,7 +11,7 @@ import torch
 
 from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
-from engine.loader import load_engine
+from engine.load import load_engine
 from engine.models.base import Pcm
 from engine.models.cosyvoice3.config import DitConfig, FlowConfig, HiftConfig
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage

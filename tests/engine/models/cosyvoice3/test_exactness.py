@@ -17,17 +17,17 @@ from torch import Tensor
 
 from engine.api import ClonedVoice, FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
-from engine.graphs.graph_runner import GraphRunner
 from engine.layers.transformer import CausalContext
-from engine.loader import LoadedCheckpoint, load_engine
+from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3 import model as module
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.ras import RasParams
 from engine.models.cosyvoice3.sequence import CosySequence
-from engine.noise import SampleKey
+from engine.ops.noise import SampleKey
+from engine.runtime.graph_runner import GraphRunner
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
-from tests.engine.random_schedule import Order, orders, play
+from tests.engine.runtime.random_schedule import Order, orders, play
 
 ROWS, SEED, MAX_FRAMES = 8, 1000, 45
 TEXT = "the quick brown fox jumps over the lazy dog"

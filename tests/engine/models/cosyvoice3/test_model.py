@@ -22,7 +22,7 @@ from engine.api import (
     TextLayout,
 )
 from engine.config import EngineConfig
-from engine.loader import LoadedCheckpoint, load_engine
+from engine.load import LoadedCheckpoint, load_engine
 from engine.local_engine import create_engine
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.instructions import INSTRUCTS, known_sentence

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.models.cosyvoice3.ras import RasParams, sample, sample_reference
-from engine.noise import GeneratorNoise, PhiloxNoise, SampleKey
+from engine.ops.noise import GeneratorNoise, PhiloxNoise, SampleKey
 
 SIZE = 60
 PARAMS = st.builds(

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
-from engine.loader import load_engine
+from engine.load import load_engine
 from engine.models.cosyvoice3.settings import FlowSettings
 
 

@@ -11,13 +11,13 @@ import torch
 
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
-from engine.graphs.graph_runner import GraphRunner
-from engine.kernels.reference_ops import ReferenceOps
-from engine.loader import LoadedCheckpoint, load_engine
+from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3.config import MAX_TOP_K
 from engine.models.cosyvoice3.ras import NOTHING, RasParams, sample
 from engine.models.cosyvoice3.ras_graph import RasTensors, sample_rows
-from engine.noise import PhiloxNoise, SampleKey
+from engine.ops.noise import PhiloxNoise, SampleKey
+from engine.ops.reference_ops import ReferenceOps
+from engine.runtime.graph_runner import GraphRunner
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
 

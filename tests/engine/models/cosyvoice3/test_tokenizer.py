@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import CheckpointError
 from engine.models.cosyvoice3.special_tokens import CONTROLS, END_OF_PROMPT, SPECIAL_TOKENS
 from engine.models.cosyvoice3.tokenizer import ASSISTANT, CosyTokenizer
-from engine.nfc import WHITE_SPACE
+from engine.text.nfc import WHITE_SPACE
 from tests.engine.splits import cuts_of
 
 TEXT_ROWS = 151_936

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.models.qwen3_tts import model as module
-from engine.noise import PhiloxNoise, SampleKey
-from engine.sampler import RowSamplingParams, SamplingBatch
+from engine.ops.noise import PhiloxNoise, SampleKey
+from engine.ops.sampler import RowSamplingParams, SamplingBatch
 
 # (frame, codebook) of one request.
 Place = tuple[int, int]

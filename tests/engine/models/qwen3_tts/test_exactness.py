@@ -15,13 +15,13 @@ from hypothesis import settings as law
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.layers.transformer import CausalContext
-from engine.loader import load_engine
+from engine.load import load_engine
 from engine.local_engine import EMBEDDED_VOICE
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.sequence import QwenSequence
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.qwen3_tts.sample_recorder import DrawBook, check_close, check_identical
-from tests.engine.random_schedule import Order, orders, play
+from tests.engine.runtime.random_schedule import Order, orders, play
 
 ROWS, SEED = 12, 1000
 TEXT = "the quick brown fox jumps over the lazy dog"

@@ -1,0 +1,160 @@
+"""A checkpoint folder on a device, as a maker of engines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from engine.api import ClonedVoice, EngineInfo, ReferenceAudio
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest
+from engine.models.base import AudioSpec, ModelStages, SpeechModel
+from engine.models.registry import load_model
+from engine.runtime.engine import MAX_WARM_UP_S, Engine
+from engine.runtime.graph_runner import GraphRunner
+from engine.runtime.pipelined_engine import PipelinedEngine
+from engine.runtime.stages import GraphStageFactories
+from engine.runtime.streaming_stage import StreamingDecodeStage
+from engine.weights.hub import resolve_folder
+
+# Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
+CPU_THREADS = 1
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class LoadedCheckpoint(NamedTuple):
+    """A checkpoint in memory. Every engine made of it shares the weights."""
+
+    info: EngineInfo
+    make_engine: Callable[[], Engine]
+    # Listens to a checked recording; takes its time, and may be called on any one thread at a time.
+    encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return validate_device(name, "device", "auto, cpu, cuda, cuda:N")
+
+
+def validate_device(name: str, setting: str, known: str) -> torch.device:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise InvalidRequest(f"{setting} is {name!r}; known: {known}", setting)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(
+            f"{setting} is {name!r}, but {torch.cuda.device_count()} CUDA devices can be used", setting
+        )
+    return device
+
+
+def check_decode_device(config: EngineConfig, stages: ModelStages, device: torch.device) -> None:
+    """Raises ``InvalidRequest`` where decoding cannot be elsewhere."""
+    if config.decode_device is None:
+        return
+    if stages.make_graphs is None:
+        raise InvalidRequest(
+            f"decode_device is {config.decode_device!r}; {stages.model.name} decodes where it speaks", "decode_device"
+        )
+    if not wants_graphs(config, device):
+        raise InvalidRequest(f"decode_device is {config.decode_device!r}; it needs graphs = true", "decode_device")
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in DTYPES:
+        raise InvalidRequest(f"dtype is {name!r}; known: auto, {', '.join(DTYPES)}", "dtype")
+    return DTYPES[name]
+
+
+@torch.inference_mode()
+def pipelined(
+    model: SpeechModel, stages: GraphStageFactories, config: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> Engine:
+    return PipelinedEngine(model, stages, config, dtype=dtype, device=device)
+
+
+def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
+    """The windowed stage has none."""
+    wanted = device.type == "cuda" if config.graphs is None else config.graphs
+    return wanted and not config.windowed_decode
+
+
+@torch.inference_mode()
+def capture_graphs(engine: Engine, runner: GraphRunner) -> None:
+    """Capture every graph before the first request, unless each is captured on first use."""
+    engine.runner = runner
+    if not engine.config.lazy_graph_capture:
+        for rows in reversed(runner.frame_buckets):
+            runner.frames.capture(rows)
+        for tokens in reversed(runner.token_buckets):
+            runner.prefills.capture(tokens)
+
+
+def load_engine(
+    folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool
+) -> LoadedCheckpoint:
+    """Raises ``CheckpointError`` or, for a device or dtype that cannot be had, ``InvalidRequest``."""
+    device = choose_device(device_name)
+    dtype = choose_dtype(dtype_name, device)
+    if device.type == "cpu":
+        torch.set_num_threads(CPU_THREADS)
+    decode_device = None
+    if config.decode_device is not None:
+        decode_device = validate_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
+    stages = load_model(resolve_folder(folder), config, device, dtype, decode_device)
+    check_decode_device(config, stages, device)
+
+    def make_engine() -> Engine:
+        if device.index:  # kernels go to the device that is current on the thread that will step
+            torch.cuda.set_device(device)
+        if stages.make_graphs is not None and wants_graphs(config, device):
+            engine = pipelined(stages.model, stages.make_graphs(), config, dtype, device)
+        else:
+            stage = stages.make_stage()
+            if isinstance(stage, StreamingDecodeStage) and not config.lazy_graph_capture:
+                stage.warm_up(MAX_WARM_UP_S)
+            engine = Engine(stages.model, stage, config, dtype=dtype, device=device)
+            if stages.make_runner is not None and wants_graphs(config, device):
+                capture_graphs(engine, stages.make_runner(stages.model, engine.kv, engine.prefixes, config))
+        engine.warm_up()
+        return engine
+
+    info = build_engine_info(stages.model, stages.audio, config, normalize_text=is_embedded)
+    if stages.encode_voice is not None:
+        info = msgspec.structs.replace(info, can_encode=True)
+    return LoadedCheckpoint(info, make_engine, stages.encode_voice)
+
+
+def text_tokens_within(positions: int, config: EngineConfig) -> int:
+    """As many as leave room for all the frames that they may take."""
+    beside_all_frames = positions - config.max_frames
+    beside_their_own = (positions - config.min_frame_cap) // (1 + config.frames_per_text_token)
+    return max(beside_all_frames, beside_their_own, 1)
+
+
+def build_engine_info(model: SpeechModel, audio: AudioSpec, config: EngineConfig, normalize_text: bool) -> EngineInfo:
+    positions = model.max_positions
+    if config.num_blocks is not None:
+        positions = min(positions, config.num_blocks * config.block_size)
+    abilities = asdict(model.capabilities)
+    max_text_tokens = abilities.pop("max_text_tokens") or text_tokens_within(positions, config)
+    return EngineInfo(
+        model=model.name,
+        sample_rate=audio.sample_rate,
+        frame_samples=audio.frame_samples,
+        voices=model.voices,
+        languages=model.languages,
+        max_text_tokens=min(positions, config.max_frames, max_text_tokens),
+        normalize_text=normalize_text,
+        min_sample_s=config.min_reference_s,
+        max_sample_s=config.max_reference_s,
+        **abilities,
+    )

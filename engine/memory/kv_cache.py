@@ -1,0 +1,89 @@
+"""Paged keys and values of the talker, and the attention context that reads and writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.layers.transformer import attention
+from engine.models.base import KVShape
+from engine.program.transfer import to_device
+
+PAGE_BYTES = 4096
+
+
+class PagedKV:
+    """One tensor for all layers: [layer, key or value, block, position in block, head, D].
+
+    Attention gives what it masks the weight 0, and 0 * NaN is NaN. So nothing that a broken row wrote may stay where
+    others read: blocks are lent clear, block 0, which pads short tables, stays zero, and padding rows write to a
+    block of their own, the last.
+    """
+
+    def __init__(
+        self, shape: KVShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.scratch_block = num_blocks + 1
+        sizes = (shape.num_layers, 2, num_blocks + 2, block_size, shape.num_kv_heads, shape.head_dim)
+        self.data = lazy_zeros(sizes, dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=dtype, device=device)
+
+    @staticmethod
+    def block_bytes(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
+        return shape.num_layers * 2 * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        self.data.index_fill_(2, to_device(blocks, torch.int64, self.data.device), 0)
+
+    def flat_indices(self, table: Sequence[int], length: int) -> Tensor:
+        """Where the first ``length`` positions of a row lie, blocks flattened."""
+        positions = np.arange(length)
+        blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size]
+        return to_device(blocks * self.block_size + positions % self.block_size, torch.int64, self.data.device)
+
+    def read(self, table: Sequence[int], length: int) -> Tensor:
+        """Copy of the first ``length`` positions of a row: [layer, 2, length, head, D]."""
+        return self.data.flatten(2, 3).index_select(2, self.flat_indices(table, length))
+
+    def write(self, table: Sequence[int], values: Tensor) -> None:
+        """Put positions 0..n-1 of a row, as ``read`` gave them."""
+        self.data.flatten(2, 3).index_copy_(2, self.flat_indices(table, values.shape[2]), values)
+
+
+def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros on the CPU that take no memory until they are written: the system clears a page when it is first touched.
+
+    ``torch.zeros`` writes them all.
+    """
+    num_bytes = math.prod(sizes) * dtype.itemsize
+    pages = np.zeros(num_bytes + PAGE_BYTES, dtype=np.uint8)
+    start = -pages.ctypes.data % PAGE_BYTES
+    return torch.from_numpy(pages[start : start + num_bytes]).view(dtype).view(*sizes)
+
+
+class PagedContext:
+    """Attention of B rows x T new positions over their own blocks.
+
+    ``tables`` [B, M] holds block ids, padded with block 0; ``positions`` [B, T] are absolute.
+    """
+
+    def __init__(self, kv: PagedKV, tables: Tensor, positions: Tensor) -> None:
+        self.kv = kv
+        size = kv.block_size
+        self.blocks, self.reach = tables.flatten(), tables.shape[1] * size
+        self.slots = (tables.gather(1, positions // size) * size + positions % size).flatten()
+        ahead = torch.arange(self.reach, device=tables.device) > positions[..., None]
+        self.mask = torch.zeros(ahead.shape, dtype=kv.data.dtype, device=tables.device)
+        self.mask = self.mask.masked_fill_(ahead, -torch.inf)[:, None]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cache = self.kv.data[layer]
+        lines = cache.flatten(1, 2)
+        lines[0].index_copy_(0, self.slots, k.flatten(0, 1))
+        lines[1].index_copy_(0, self.slots, v.flatten(0, 1))
+        past = cache.index_select(1, self.blocks).view(2, q.shape[0], self.reach, *k.shape[2:])
+        return attention(q, past[0], past[1], mask=self.mask)

@@ -1,0 +1,98 @@
+"""Logits to ids, in the exact order of specs/qwen3-tts.md 4.2: penalty, bans, temperature, top-k, top-p, draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from engine.ops.noise import NoiseSource, SampleKey
+
+
+@dataclass(frozen=True, slots=True)
+class RowSamplingParams:
+    """Of one row and one kind of codebook; temperature 0 is greedy, top_k 0 no limit."""
+
+    temperature: float
+    top_k: int
+    top_p: float = 1.0
+
+
+class SamplingBatch:
+    """Rows of draw parameters as tensors, with what lets the common case skip work."""
+
+    def __init__(self, params: Sequence[RowSamplingParams], device: torch.device) -> None:
+        self.greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
+        self.temperature = torch.tensor([[p.temperature or 1.0] for p in params], device=device)
+        self.top_k = torch.tensor([[p.top_k or 1 << 30] for p in params], device=device)
+        self.top_p = torch.tensor([[p.top_p] for p in params], device=device)
+        self.all_greedy = all(p.temperature == 0 for p in params)
+        self.any_greedy = any(p.temperature == 0 for p in params)
+        self.any_top_p = any(p.top_p < 1.0 for p in params)
+        self.same_k = len({p.top_k for p in params}) == 1
+        self.max_k = 0 if any(p.top_k == 0 for p in params) else max(p.top_k for p in params)
+
+    @staticmethod
+    def from_params(params: Sequence[RowSamplingParams], device: torch.device) -> SamplingBatch:
+        """Made once for each mix of rows: the mix changes only when a row joins or leaves."""
+        return _draw_batch(tuple(params), device)
+
+
+@lru_cache(maxsize=256)
+def _draw_batch(params: tuple[RowSamplingParams, ...], device: torch.device) -> SamplingBatch:
+    return SamplingBatch(params, device)
+
+
+def apply_repetition_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Shrink every id seen before: positive logits divided, negative multiplied. seen [N, V] bool, penalty [N, 1]."""
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def sample(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource) -> Tensor:
+    """logits [N, V] in fp32, bans already -inf -> ids [N]: argmax(p / q)."""
+    if batch.all_greedy:
+        return logits.argmax(-1)
+    picked = sample_reference(logits, batch, keys, codebook, noise) if noise.full_width else sample_top_k(
+        logits, batch, keys, codebook, noise
+    )  # fmt: skip
+    return torch.where(batch.greedy, logits.argmax(-1), picked) if batch.any_greedy else picked
+
+
+def sample_reference(
+    logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource
+) -> Tensor:
+    """The reference: every id keeps its place; ties at the k-th value all stay."""
+    scaled = logits / batch.temperature
+    ranked, order = scaled.sort(dim=-1, descending=True)
+    last = (batch.top_k - 1).clamp(max=ranked.shape[-1] - 1)
+    scaled = scaled.masked_fill(scaled < ranked.gather(-1, last), -torch.inf)
+    if batch.any_top_p:
+        ranked, order = scaled.sort(dim=-1, descending=True)
+        scaled = scaled.masked_fill(torch.zeros_like(scaled, dtype=torch.bool).scatter(
+            -1, order, _beyond_top_p(ranked, batch.top_p)), -torch.inf)  # fmt: skip
+    ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
+    return (scaled.softmax(-1) / noise.exponential(keys, codebook, ids)).argmax(-1)
+
+
+def sample_top_k(
+    logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource
+) -> Tensor:
+    """The same draw over the top-k alone: noise is needed for them only. Of ties at the k-th value one stays."""
+    ranked, ids = logits.topk(min(batch.max_k or logits.shape[-1], logits.shape[-1]), dim=-1)
+    ranked = ranked / batch.temperature
+    if not batch.same_k:
+        ranks = torch.arange(ranked.shape[-1], device=ranked.device)
+        ranked = ranked.masked_fill(ranks >= batch.top_k, -torch.inf)
+    if batch.any_top_p:
+        ranked = ranked.masked_fill(_beyond_top_p(ranked, batch.top_p), -torch.inf)
+    place = (ranked.softmax(-1) / noise.exponential(keys, codebook, ids)).argmax(-1, keepdim=True)
+    return ids.gather(-1, place)[:, 0]
+
+
+def _beyond_top_p(ranked: Tensor, top_p: Tensor) -> Tensor:
+    """Marks, in descending logits, what lies past the smallest head whose mass reaches top_p."""
+    mass = ranked.softmax(-1)
+    return mass.cumsum(-1) - mass >= top_p

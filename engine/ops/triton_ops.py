@@ -1,0 +1,423 @@
+"""The graphs' operations as Triton kernels; what a kernel does not take goes to the plain reference.
+
+Each can be turned off by name (``disabled_kernels`` of the engine's settings). Launch shapes are chosen by rule, from
+measurements on one H200 (docs/design/gpu.md): nothing is tuned at start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import torch
+import triton
+from torch import Tensor
+
+from engine.ops import KERNELS
+from engine.ops.parallel_compile import is_compile_only, launch
+from engine.ops.params import (
+    ConvParams,
+    PaddedBufferPlan,
+    ResidualStream,
+    ResidualUnitParams,
+    SamplingTensors,
+    SnakeParams,
+)
+from engine.ops.reference_ops import ReferenceOps
+from engine.ops.tiles import NUM_MULTIPROCESSORS, conv_shape
+from engine.ops.triton_attention import (
+    kv_write_kernel,
+    paged_attention_kernel,
+    predictor_attention_kernel,
+    ring_attention_kernel,
+)
+from engine.ops.triton_codec import (
+    conv_kernel,
+    conv_state_kernel,
+    depthwise_norm_kernel,
+    output_conv_kernel,
+    residual_unit_kernel,
+)
+from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
+from engine.ops.triton_sampling import exponential_kernel, sample_kernel
+
+# Above this weights are shared by rows that are multiplied together.
+MAX_GEMV_ROWS = 2
+# Above this cuBLAS wins, and what stands around a product stands alone.
+MAX_GEMM_ROWS = 64
+GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH, GEMM_STAGES = 64, 32, 64, 6
+MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
+MIN_PAST_TILE = 4
+# Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own.
+PAGED, PAGED_SINGLE_ROW = (64, 4, 3), (128, 8, 2)
+# More do not fit into registers; in fp32 none fit.
+UNIT_CHANNELS = range(65, 193)
+# With fewer the two convolutions' small tiles keep more multiprocessors at work.
+MIN_UNIT_PROGRAMS = 80
+GEMV_COLUMNS = 8
+GEMV_DEPTHS = (512, 256, 128)
+MIN_DEPTH = GEMV_DEPTHS[-1]
+
+
+def power_of_two(size: int) -> int:
+    return triton.next_power_of_2(size)
+
+
+def gemm_split_k(size: int, num_out: int) -> int:
+    """In how many parts a product's depth is shared out, so that no multiprocessor is idle and none is long at it."""
+    parts = 1
+    while size % (2 * parts * GEMM_DEPTH) == 0:
+        if parts * num_out // GEMM_COLUMNS >= MIN_GEMM_PROGRAMS and size // parts <= MAX_PART:
+            break
+        parts *= 2
+    return parts
+
+
+class TritonOps(ReferenceOps):
+    """``off`` names kernels to leave to the reference."""
+
+    def __init__(self, disabled: Collection[str] = ()) -> None:
+        self.on = set(KERNELS) - set(disabled)
+        self.max_gemv_rows, self.max_gemm_rows = MAX_GEMV_ROWS, MAX_GEMM_ROWS
+        self.unit_channels, self.min_unit_programs = UNIT_CHANNELS, MIN_UNIT_PROGRAMS
+
+    # -- products ------------------------------------------------------------------------------------------------
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if "norm" not in self.on or not x.is_contiguous():
+            return super().rms_norm(x, weight, eps)
+        out = torch.empty_like(x)
+        size = x.shape[-1]
+        block = power_of_two(size)
+        warps = 4 if block <= 2048 else 8
+        launch(norm_kernel, x.numel() // size)(x, weight, out, eps, H=size, BLOCK=block, num_warps=warps)
+        return out
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        if "swiglu" not in self.on:
+            return super().swiglu(gate_up)
+        width = gate_up.shape[-1] // 2
+        out = gate_up.new_empty(*gate_up.shape[:-1], width)
+        launch(swiglu_kernel, out.numel() // width, triton.cdiv(width, 1024))(gate_up, out, width, BLOCK=1024)
+        return out
+
+    def fits_gemv(self, rows: int, size: int, num_out: int) -> bool:
+        few = "gemv" in self.on and rows <= self.max_gemv_rows
+        return few and size % MIN_DEPTH == 0 and num_out % GEMV_COLUMNS == 0
+
+    def fits_gemm(self, rows: int, size: int, num_out: int) -> bool:
+        few = "gemm" in self.on and rows <= self.max_gemm_rows
+        return few and size % GEMM_DEPTH == 0 and num_out % GEMM_COLUMNS == 0
+
+    def launch_gemv(
+        self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool
+    ) -> None:
+        rows, size = x.shape
+        num_out = out.shape[-1]
+        depth = next(depth for depth in GEMV_DEPTHS if size % depth == 0)
+        launch(gemv_kernel, num_out // GEMV_COLUMNS * rows)(
+            x, weight, x if norm is None else norm, out, eps, num_out, size,
+            ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth,
+            STAGES=4, num_warps=4,
+        )  # fmt: skip
+
+    def launch_gemm(self, x: Tensor, weight: Tensor, out: Tensor, num_parts: int, swiglu: bool) -> None:
+        rows, size = x.shape
+        num_out = out.shape[-1]
+        launch(gemm_kernel, num_out // GEMM_COLUMNS * num_parts, triton.cdiv(rows, GEMM_ROWS))(
+            x, weight, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, EXACT=x.dtype == torch.float32,
+            BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=GEMM_DEPTH, num_warps=4, num_stages=GEMM_STAGES,
+        )  # fmt: skip
+
+    def add_rms_norm(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:
+        x, parts = residual.x, residual.parts
+        if parts is None or "norm" not in self.on:
+            return self.rms_norm(self.flush_residual(residual), weight, eps)
+        residual.parts = None
+        out = torch.empty_like(x)
+        rows, size = x.shape
+        block = power_of_two(size)
+        launch(sum_norm_kernel, rows)(
+            x, parts, weight, out, rows, eps, H=size, PARTS=parts.shape[0], BLOCK=block,
+            num_warps=8 if block < 1024 else 16,
+        )  # fmt: skip
+        return out
+
+    def flush_residual(self, residual: ResidualStream) -> Tensor:
+        if residual.parts is not None:
+            residual.x.copy_(residual.x + residual.parts.sum(0))
+            residual.parts = None
+        return residual.x
+
+    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+        (rows, size), num_out = residual.x.shape, weight.shape[0]
+        if not self.fits_gemv(rows, size, num_out):
+            return super().norm_linear(residual, norm_weight, eps, weight)
+        x = self.flush_residual(residual)
+        out = x.new_empty(rows, num_out)
+        self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=False, add=False)
+        return out
+
+    def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+        (rows, size), num_out = residual.x.shape, weight.shape[0] // 2
+        is_gemv, is_gemm = self.fits_gemv(rows, size, num_out), self.fits_gemm(rows, size, num_out)
+        if not is_gemv and not is_gemm:
+            return super().norm_swiglu(residual, norm_weight, eps, weight)
+        out = residual.x.new_empty(rows, num_out)
+        if is_gemv:
+            self.launch_gemv(self.flush_residual(residual), weight, out, norm_weight, eps, swiglu=True, add=False)
+        else:
+            self.launch_gemm(self.add_rms_norm(residual, norm_weight, eps), weight, out, 1, swiglu=True)
+        return out
+
+    def add_linear(self, residual: ResidualStream, y: Tensor, weight: Tensor) -> None:
+        (rows, size), num_out = y.shape, weight.shape[0]
+        x = self.flush_residual(residual)
+        if self.fits_gemv(rows, size, num_out):
+            self.launch_gemv(y, weight, x, None, 0.0, swiglu=False, add=True)
+        elif self.fits_gemm(rows, size, num_out):
+            num_parts = gemm_split_k(size, num_out)
+            residual.parts = torch.empty(num_parts, rows, num_out, dtype=torch.float32, device=x.device)
+            self.launch_gemm(y, weight, residual.parts, num_parts, swiglu=False)
+        else:
+            super().add_linear(residual, y, weight)
+
+    # -- attention -----------------------------------------------------------------------------------------------
+
+    def paged_attention(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
+        eps: float,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        tables: Tensor,
+        positions: Tensor,
+        together: bool,
+    ) -> Tensor:
+        _, _, page, heads, size = cache.shape
+        if "paged" not in self.on or size < 16:
+            return super().paged_attention(qkv, norms, eps, rope, cache, tables, positions, together)
+        rows = qkv.shape[0]
+        group = qkv.shape[1] // size // heads - 2
+        out = qkv.new_empty(rows, heads * group * size)
+        block, warps, stages = PAGED_SINGLE_ROW if rows * heads <= NUM_MULTIPROCESSORS else PAGED
+        shape = dict(HEADS=heads, GROUP=group, D=size, PAGE=page, NORM=norms is not None)
+        norms = norms or (qkv, qkv)
+        if together:
+            launch(kv_write_kernel, rows, heads)(
+                qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
+                **shape, num_warps=1,
+            )  # fmt: skip
+        launch(paged_attention_kernel, heads, rows)(
+            qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
+            **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        return out
+
+    def predictor_attention(
+        self,
+        qkv: Tensor,
+        norms: tuple[Tensor, Tensor],
+        eps: float,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        start: int,
+        num_tokens: int,
+    ) -> Tensor:
+        _, rows, length, heads, size = cache.shape
+        if "frame" not in self.on or size < 16:
+            return super().predictor_attention(qkv, norms, eps, rope, cache, start, num_tokens)
+        group = qkv.shape[1] // size // heads - 2
+        out = qkv.new_empty(rows * num_tokens, heads * group * size)
+        launch(predictor_attention_kernel, rows, heads)(
+            qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
+            HEADS=heads, GROUP=group, D=size, LENGTH=length, TOKENS=num_tokens,
+            PAST=max(MIN_PAST_TILE, power_of_two(start)) if start else 0, num_warps=1,
+        )  # fmt: skip
+        return out
+
+    def ring_attention(
+        self,
+        qkv: Tensor,
+        rope: tuple[Tensor, Tensor],
+        ring: Tensor,
+        slots: Tensor,
+        first: Tensor,
+        num_tokens: int,
+        window: int,
+    ) -> Tensor:
+        _, _, length, heads, size = ring.shape
+        if "ring" not in self.on or size < 16 or qkv.shape[1] != 3 * heads * size:
+            return super().ring_attention(qkv, rope, ring, slots, first, num_tokens, window)
+        out = qkv.new_empty(qkv.shape[0], heads * size)
+        launch(ring_attention_kernel, heads, slots.shape[0])(
+            qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
+            HEADS=heads, D=size, RING=length, BLOCK=max(16, power_of_two(length)), TOKENS=num_tokens,
+            EXACT=qkv.dtype == torch.float32, num_warps=4,
+        )  # fmt: skip
+        return out
+
+    # -- sampling ------------------------------------------------------------------------------------------------
+
+    def exponential(self, seed: Tensor, place: Tensor, frame: Tensor, ids: Tensor) -> Tensor:
+        if "noise" not in self.on:
+            return super().exponential(seed, place, frame, ids)
+        out = torch.empty(ids.shape, dtype=torch.float32, device=ids.device)
+        rows, width = ids.shape
+        launch(exponential_kernel, rows, triton.cdiv(width, 1024))(
+            seed, place, frame, ids, out, width, ids.stride(0), ids.stride(1), BLOCK=1024
+        )
+        return out
+
+    def launch_sample(
+        self, logits: Tensor, settings: SamplingTensors, codebook: int, first: tuple[Tensor, ...] = (),
+        num_codes: int = 0, eos: int = 0, table: Tensor | None = None, following: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        rows, width = logits.shape
+        out = settings.seed.new_zeros(rows) if is_compile_only() else settings.seed.new_empty(rows)
+        none = settings.seed
+        seen, slots, penalty, forget, banned, finite = first or (none,) * 6
+        size = 1 if table is None else table.shape[1]
+        is_bf16 = logits.dtype == torch.bfloat16 and not first
+        launch(sample_kernel, rows)(
+            logits, settings.temperature, settings.top_k, settings.top_p, settings.seed, settings.place,
+            settings.frame, codebook, out, seen, slots, penalty, forget, banned, finite, num_codes, eos,
+            none if table is None else table, none if following is None else following, WIDTH=size,
+            V=width, BLOCK=power_of_two(width), BITS=16 if is_bf16 else 32, FIRST=bool(first),
+            NEXT=table is not None, WIDTH_BLOCK=power_of_two(size),
+            num_warps=8,
+        )  # fmt: skip
+        return out
+
+    def sample(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
+        if "draw" not in self.on:
+            return super().sample(logits, settings, codebook)
+        return self.launch_sample(logits, settings, codebook)
+
+    def sample_next(
+        self, logits: Tensor, settings: SamplingTensors, codebook: int, table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if "draw" not in self.on or table.shape[0] < logits.shape[1]:
+            return super().sample_next(logits, settings, codebook, table)
+        following = table.new_empty(logits.shape[0], table.shape[1])
+        return self.launch_sample(logits, settings, codebook, table=table, following=following), following
+
+    def sample_first(
+        self,
+        logits: Tensor,
+        settings: SamplingTensors,
+        seen: Tensor,
+        slots: Tensor,
+        penalty: Tensor,
+        forget: Tensor,
+        banned: Tensor,
+        num_codes: int,
+        eos: int,
+    ) -> tuple[Tensor, Tensor]:
+        if "draw" not in self.on:
+            return super().sample_first(logits, settings, seen, slots, penalty, forget, banned, num_codes, eos)
+        finite = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
+        first = (seen.view(torch.int8), slots, penalty, forget, banned.view(torch.int8), finite.view(torch.int8))
+        return self.launch_sample(logits, settings, 0, first, num_codes, eos), finite
+
+    # -- the codec -----------------------------------------------------------------------------------------------
+
+    def conv(
+        self,
+        x: Tensor,
+        product: ConvParams,
+        length: int,
+        residual: Tensor | None = None,
+        raw: Tensor | None = None,
+        act: Tensor | None = None,
+        waves: SnakeParams | None = None,
+        gelu: bool = False,
+    ) -> None:
+        streams, _, channels = x.shape
+        weight, bias, dilation = product
+        taps, _, num_out = weight.shape
+        if "conv" not in self.on or channels % 16:
+            super().conv(x, product, length, residual, raw, act, waves, gelu)
+            return
+        block_k = next(size for size in (64, 32, 16) if channels % size == 0)
+        rows = streams * length
+        block_m, block_n, warps, stages = conv_shape(rows, num_out, taps, channels)
+        frequency, gain = waves or (bias, bias)
+        none = x
+        launch(conv_kernel, triton.cdiv(num_out, block_n) * triton.cdiv(rows, block_m))(
+            x, weight, bias, frequency, gain,
+            none if residual is None else residual, none if raw is None else raw, none if act is None else act,
+            rows, length, x.stride(0), *(0 if t is None else t.stride(0) for t in (residual, raw, act)), dilation,
+            C=channels, TAPS=taps, N=num_out, RESIDUAL=residual is not None, RAW=raw is not None,
+            ACT=0 if act is None else 3 if gelu else 2 if waves else 1, EXACT=x.dtype == torch.float32,
+            EVEN_N=num_out % block_n == 0, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+    def residual_unit(
+        self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams
+    ) -> None:
+        streams, length, channels = x.shape
+        rows, first = streams * length, power_of_two(channels) // 2
+        rest = channels - first
+        fits = channels in self.unit_channels and rest >= 16 and rest == power_of_two(rest)
+        too_wide = x.is_cuda and x.dtype == torch.float32
+        block_m = 128 if channels <= 128 else 64
+        num_programs = triton.cdiv(rows, block_m)
+        if "unit" not in self.on or too_wide or not fits or num_programs < self.min_unit_programs:
+            super().residual_unit(padded, unit, x, out, waves)
+            return
+        wide, narrow = unit.wide, unit.narrow
+        launch(residual_unit_kernel, num_programs)(
+            padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
+            rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
+            wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=block_m, FIRST=first,
+            BLOCK_K=math.gcd(channels, 64), num_warps=4, num_stages=3,
+        )  # fmt: skip
+
+    def depthwise_norm(
+        self, x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor], eps: float
+    ) -> Tensor:
+        if "depthwise" not in self.on:
+            return super().depthwise_norm(x, weight, bias, norm, eps)
+        streams, padded, channels = x.shape
+        length = padded - weight.shape[0] + 1
+        out = x.new_empty(streams, length, channels)
+        launch(depthwise_norm_kernel, streams * length)(
+            x, weight, bias, *norm, out, length, x.stride(0), eps,
+            C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], num_warps=4,
+        )  # fmt: skip
+        return out
+
+    def output_conv(self, x: Tensor, weight: Tensor, bias: Tensor, pcm: Tensor) -> None:
+        if "tail" not in self.on:
+            super().output_conv(x, weight, bias, pcm)
+            return
+        streams, length = pcm.shape
+        channels = x.shape[2]
+        launch(output_conv_kernel, triton.cdiv(streams * length, 64))(
+            x, weight, bias, pcm, streams * length, length, x.stride(0), pcm.stride(0),
+            C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
+        )  # fmt: skip
+
+    def load_conv_state(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
+        if "pasts" not in self.on:
+            super().load_conv_state(pads, state, slots, fresh)
+        else:
+            self.launch_conv_state(pads, state, slots, fresh, load=True)
+
+    def store_conv_state(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor) -> None:
+        if "pasts" not in self.on:
+            super().store_conv_state(pads, state, slots)
+        else:
+            self.launch_conv_state(pads, state, slots, slots, load=False)
+
+    def launch_conv_state(
+        self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor, load: bool
+    ) -> None:
+        launch(conv_state_kernel, pads.chunks.shape[0], slots.shape[0])(
+            state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
+            LOAD=load, BLOCK=PaddedBufferPlan.CHUNK, STEP=pads.step, num_warps=4,
+        )  # fmt: skip

@@ -1,0 +1,132 @@
+"""Where the decode stage's work runs, beside the frames: a stream of their device, another device, or a CPU thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.program.buffers import DeviceEvent
+
+DecodeWork = Callable[[], None]
+
+
+class PendingWork(Protocol):
+    """Work on its way."""
+
+    def wait(self) -> None: ...
+    @property
+    def is_done(self) -> bool: ...
+
+
+class DecodeExecutor(Protocol):
+    """Work in order, one after the other."""
+
+    # The frames' codes, by slot, as this work sees them; its last row is the lane's own.
+    ring: Tensor
+
+    def wait_for_codes(self) -> None:
+        """What is run from here on sees the codes of all frames launched so far."""
+        ...
+
+    def run(self, work: DecodeWork) -> PendingWork: ...
+    def close(self) -> None: ...
+
+
+class CudaStreamExecutor:
+    """A stream of a CUDA device; on the CPU, at once."""
+
+    def __init__(self, ring: Tensor, bring_codes: Callable[[], DeviceEvent], priority: int = 0) -> None:
+        """``bring_codes`` tells when those of all frames launched so far are in ``ring``."""
+        self.ring, self._bring_codes = ring, bring_codes
+        self._stream = new_stream(ring.device, priority)
+
+    def wait_for_codes(self) -> None:
+        brought = self._bring_codes()
+        with torch.cuda.stream(self._stream):
+            brought.make_stream_wait()
+
+    def run(self, work: DecodeWork) -> PendingWork:
+        with torch.cuda.stream(self._stream):
+            work()
+            return DeviceEvent(self.ring.device)
+
+    def close(self) -> None:
+        pass
+
+
+def same_device_executor(ring: Tensor) -> CudaStreamExecutor:
+    """On their own device; frames give way to it."""
+    return CudaStreamExecutor(ring, lambda: DeviceEvent(ring.device), priority=-1)
+
+
+class CodeRingMirror:
+    """The ring of codes elsewhere. It is copied whole: what a decode call may be reading is written over by itself."""
+
+    def __init__(self, ring: Tensor, device: torch.device) -> None:
+        is_host_memory = device.type == "cpu" and ring.is_cuda
+        self.ring = torch.zeros(ring.shape, dtype=ring.dtype, device=device, pin_memory=is_host_memory)
+        self._source, self._stream = ring, new_stream(ring.device)
+
+    def copy(self) -> DeviceEvent:
+        """Queue the copy behind the frames launched so far, and before none that follow."""
+        frames_made = DeviceEvent(self._source.device)
+        with torch.cuda.stream(self._stream):
+            frames_made.make_stream_wait()
+            self.ring[:-1].copy_(self._source[:-1], non_blocking=True)
+            return DeviceEvent(self._source.device)
+
+
+class CpuThreadExecutor:
+    """A thread of its own with ``num_threads`` for its arithmetic."""
+
+    def __init__(self, ring: Tensor, num_threads: int) -> None:
+        self._mirror = CodeRingMirror(ring, torch.device("cpu"))
+        self.ring, self._brought = self._mirror.ring, DeviceEvent(torch.device("cpu"))
+        self._thread = ThreadPoolExecutor(1, "voicewire-decode", torch.set_num_threads, (num_threads,))
+
+    def wait_for_codes(self) -> None:
+        self._brought = self._mirror.copy()
+
+    def run(self, work: DecodeWork) -> PendingWork:
+        return FutureWork(self._thread.submit(run_after, self._brought, work))
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+
+@torch.inference_mode()
+def run_after(brought: DeviceEvent, work: DecodeWork) -> None:
+    brought.wait()
+    work()
+
+
+class FutureWork:
+    """Raises what the work raised."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        self._future.result()
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+
+def new_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
+
+
+def create_decode_executor(ring: Tensor, device: torch.device, wants_own: bool, num_threads: int) -> DecodeExecutor:
+    """For decoding on ``device``. On the CPU beside frames on the CPU, a thread of its own where that is wanted."""
+    if device.type == "cpu" and (ring.is_cuda or wants_own):
+        return CpuThreadExecutor(ring, num_threads)
+    if device.type == "cuda" and (device.index or 0) != (ring.device.index or 0):
+        mirror = CodeRingMirror(ring, device)
+        return CudaStreamExecutor(mirror.ring, mirror.copy)
+    return same_device_executor(ring)

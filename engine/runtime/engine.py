@@ -1,0 +1,355 @@
+"""The continuous-batching loop body: schedule, run, decode, emit, retire. What requests are told is ``intake``.
+
+Owned by one thread; it knows no clock but the one it is given, no asyncio and no sockets. What leaves it are events
+tagged with the epoch of their request.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import accumulate
+
+import torch
+
+from engine.api import EngineStats, FinishReason, SpeechChunk, SpeechRequest
+from engine.commands import RequestReleased
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.memory.block_pool import BlockPool
+from engine.memory.kv_cache import PagedKV
+from engine.memory.prefix_cache import PrefixCache
+from engine.models.base import (
+    AwaitText,
+    ControlOutcome,
+    DecodedAudio,
+    DecodeStage,
+    FailedOutcome,
+    FrameOutcome,
+    SpeechModel,
+    StopOutcome,
+)
+from engine.runtime.batch import ScheduledWork, StepBatch
+from engine.runtime.call_planner import CALL_FRAMES, CALL_ROWS
+from engine.runtime.fairness import DEADLINE_S
+from engine.runtime.model_runner import ModelRunner, Result
+from engine.runtime.request import Request, RequestPhase
+from engine.runtime.request_manager import RequestManager
+from engine.runtime.stats import StepTimings
+
+STALL_RETRY_S = 0.01
+MIN_ROUND_FRAMES = 16
+# Burst frames that are decoded in a step beside paced requests, for each row: a little more than it makes.
+ROUND_SHARE = 1.25
+MAX_CALL_FRAMES = CALL_FRAMES[0]
+MIN_BURST_SLACK_S = 0.001
+MAX_WARM_UP_S = 2.0
+CPU_KV_BYTES = 512 * 2**20
+
+
+def first_slots(num_frames: Mapping[int, int], max_frames: int) -> set[int]:
+    """The first slots that together hold ``max_frames`` frames, and at least one."""
+    ahead = accumulate(num_frames.values(), initial=0)
+    return {slot for slot, num_ahead in zip(num_frames, ahead, strict=False) if num_ahead < max_frames}
+
+
+def kv_bytes(config: EngineConfig, device: torch.device) -> int:
+    """As said, else a default on the CPU, and on CUDA what weights and decoder slots have left, less a reserve."""
+    if config.kv_memory_mb is not None:
+        return config.kv_memory_mb * 2**20
+    if device.type != "cuda":
+        return CPU_KV_BYTES
+    torch.cuda.empty_cache()  # of an engine that has died
+    return max(CPU_KV_BYTES, torch.cuda.mem_get_info(device)[0] - config.reserved_memory_mb * 2**20)
+
+
+def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """What all requests use on average, yet never less than one may use alone, as far as the memory goes."""
+    by_memory = kv_bytes(config, device) // PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
+    wanted = max(config.max_running_requests * config.positions_per_request, model.max_positions)
+    return max(1, min(by_memory, wanted // config.block_size))
+
+
+class Engine(RequestManager):
+    def __init__(
+        self,
+        model: SpeechModel,
+        stage: DecodeStage,
+        config: EngineConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        device = device or torch.device("cpu")
+        pool = BlockPool(config.num_blocks or blocks_allowed(model, config, dtype, device))
+        self.kv = PagedKV(model.kv_shape, pool.num_blocks, config.block_size, dtype, device)
+        self.prefixes = PrefixCache(self.kv, config.max_cached_prefixes, config.max_cached_prefix_positions)
+        super().__init__(model, stage, pool, self.prefixes, config, clock)
+        self.runner = ModelRunner(model, self.kv, self.prefixes, config)
+        self.times = StepTimings()
+        # Called within a step when ``events`` hold audio that is due; the engine's loop takes them.
+        self.hand_over: Callable[[], None] = lambda: None
+        # Called within a step, between its two stages, when commands can be carried out.
+        self.read_commands: Callable[[], None] = lambda: None
+        # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
+        self.retry_s = 0.0
+
+    @torch.inference_mode()
+    def prefetch(self, spec: SpeechRequest) -> None:
+        """Compute the voice's prefix ahead of its first request; without effect when blocks are short."""
+        try:
+            request = self.new_request(spec, epoch=-1, seed=0)
+            inputs = self.model.next_input(request.row)
+        except Exception:  # the requests for this voice report it
+            return
+        if request.prefix_key is None or self.prefixes.num_positions(request.prefix_key):
+            return
+        if isinstance(inputs, AwaitText) or not self.scheduler.allocate_or_preempt(request, len(inputs.inputs)):
+            return
+        request.row.inputs += inputs.inputs
+        work = ScheduledWork(request, len(inputs.inputs), sample=False)
+        self.runner.run(StepBatch(prefills=[work]), self.times)
+        self.pool.free(request.block_table)
+        self.release_blocks()
+
+    # -- the loop body -------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """One round over every request that can run."""
+        start = time.perf_counter()
+        batch = self.scheduler.schedule(self.clock())
+        self.process_results(self.runner.run(batch, self.times))
+        talker_s = time.perf_counter() - start
+        num_chunks = self.decode(len(batch))
+        self.retire_finished()
+        got_somewhere = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
+        self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
+        self.release_finished()
+        self.scheduler.burst_model.note_step(batch, talker_s)
+        self.record_step(batch, time.perf_counter() - start)
+
+    def process_results(self, results: Iterable[Result]) -> None:
+        """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
+        for request, outcome in results:
+            match outcome:
+                case FrameOutcome(codes):
+                    self.feed_decoder(request, codes)
+                case ControlOutcome():
+                    pass
+                case StopOutcome(at_limit):
+                    self.drain_decoder(request, FinishReason.LENGTH if at_limit else FinishReason.STOP)
+                case FailedOutcome(message):
+                    self.fail(request, EngineError(message))
+
+    def feed_decoder(self, request: Request, codes: Sequence[int]) -> None:
+        try:
+            self.stage.feed(request.held_slot, codes)
+        except Exception as error:
+            self.fail(request, error)
+            return
+        self.count_frame(request, codes[0])
+
+    def count_frame(self, request: Request, code0: int) -> None:
+        request.num_frames += 1
+        request.num_pending_frames += 1
+        if request.loop.push(code0):
+            self.drain_decoder(request, FinishReason.LOOP)
+        elif request.num_frames >= request.frame_cap:
+            self.drain_decoder(request, FinishReason.LENGTH)
+
+    def drain_decoder(self, request: Request, reason: FinishReason) -> None:
+        """Nothing more to sample; what is sampled is still decoded and sent."""
+        if request.phase is RequestPhase.RUNNING:
+            request.finish_reason = reason
+            self.scheduler.retire_talker(request)
+            self.stage.finalize(request.held_slot)
+
+    def decode(self, num_rows: int) -> int:
+        """Decode and emit what is due in a step of ``num_rows`` rows; returns the number of chunks.
+
+        Beside paced requests burst rows come behind, in small rounds: a step then decodes about as many frames as it
+        makes, and a paced request that arrives meanwhile waits for one round.
+        """
+        if not (self.scheduler.num_burst_slots and self.scheduler.spares_paced):
+            return self.decode_round(None)
+        num_chunks = self.decode_round({r.held_slot for r in self.scheduler.running if not r.is_burst})
+        num_frames = max(MIN_ROUND_FRAMES, round(ROUND_SHARE * num_rows))
+        while num_frames > 0:
+            self.hand_over()
+            self.read_commands()
+            is_urgent = num_rows > 0 and self.scheduler.paced_slack_s(self.clock()) <= 0.0
+            if is_urgent or self.scheduler.waiting.num_paced or not (due := self.due_burst_frames()):
+                break
+            chosen = first_slots(due, MIN_ROUND_FRAMES)
+            num_frames -= sum(due[slot] for slot in chosen)
+            num_chunks += self.decode_round(chosen)
+        return num_chunks
+
+    def decode_round(self, slots: Container[int] | None) -> int:
+        """One round of the decode stage, over all slots or those given."""
+        start = time.perf_counter()
+        now, slack, wanted = self.clock(), {}, {}
+        for request in self.scheduler.running:
+            slot = request.held_slot
+            slack[slot], wanted[slot] = self.slack_s(request, now), self.wanted_frames(request)
+            if slots is not None and slot not in slots:
+                slack[slot], wanted[slot] = math.inf, sys.maxsize
+        try:
+            chunks = self.stage.step(slack, wanted)
+        finally:
+            self.times.decode_s += time.perf_counter() - start
+        self.emit(chunks)
+        return len(chunks)
+
+    def due_burst_frames(self) -> dict[int, int]:
+        """Frames by slot that one decode call would take of each burst row, the row that runs dry first leading."""
+        now, due = self.clock(), {}
+        for request in sorted(self.scheduler.running, key=DEADLINE_S):
+            num_pending, wanted = request.num_pending_frames, self.wanted_frames(request)
+            is_patient = self.slack_s(request, now) > self.config.decode_batching_slack_s
+            if request.is_burst and num_pending and not (is_patient and num_pending < wanted):
+                due[request.held_slot] = min(num_pending, MAX_CALL_FRAMES)
+        return due
+
+    def slack_s(self, request: Request, now_s: float) -> float:
+        """How long the listener can wait for its next chunk; one that samples nothing now need not wait at all, but
+        a burst reply never goes before others."""
+        samples = self.scheduler.can_run(request, now_s) and not request.lacks_blocks
+        min_slack_s = MIN_BURST_SLACK_S if request.is_burst else 0.0
+        if not samples:
+            return min_slack_s
+        return math.inf if request.spec.chunk_frames else max(min_slack_s, request.clock.lead_s(now_s))
+
+    def wanted_frames(self, request: Request) -> int:
+        """Of the request's next chunk, by its own schedule or the engine's."""
+        schedule = request.spec.chunk_frames or self.config.chunk_frames
+        return schedule[min(request.num_chunks, len(schedule) - 1)]
+
+    def emit(self, chunks: Iterable[DecodedAudio]) -> None:
+        for chunk in chunks:
+            request = self.scheduler.by_slot.get(chunk.slot)
+            if request is None:
+                continue  # it failed by an earlier one of these
+            if chunk.error:
+                self.fail(request, EngineError(chunk.error))
+            else:
+                self.emit_chunk(request, chunk)
+
+    def emit_chunk(self, request: Request, chunk: DecodedAudio) -> None:
+        now = self.clock()
+        fresh = len(chunk.pcm) - chunk.overlap_samples
+        start = request.clock.num_emitted - chunk.overlap_samples
+        request.num_pending_frames = self.stage.num_pending(request.held_slot)
+        if request.first_chunk_s is None:
+            request.first_chunk_s = now
+        last = request.phase is RequestPhase.DRAINING and request.num_pending_frames == 0
+        event = SpeechChunk(request.spec.request_id, start, chunk.pcm, chunk.provisional_tail_samples, last)
+        request.clock.emit(fresh, now)
+        request.last_sent = last
+        self.events.append((request.epoch, event))
+        request.num_chunks += 1
+        if request.silence.push(chunk.pcm, armed=request.row.text.closed and not request.row.text.num_waiting):
+            self.drain_decoder(request, FinishReason.SILENCE)
+
+    def retire_finished(self) -> None:
+        """Requests whose last frame has left end here."""
+        for request in list(self.scheduler.running):
+            if request.phase is RequestPhase.DRAINING and self.stage.num_pending(request.held_slot) == 0:
+                self.finish(request, request.finish_reason or FinishReason.STOP)
+
+    def release_finished(self) -> None:
+        """The step has passed: what was freed during it, or since the last one, can be lent again."""
+        self.release_blocks()
+        self.stage.release_quarantined()
+        self.events += [(request.epoch, RequestReleased(request.spec.request_id)) for request in self.released]
+        self.released.clear()
+        if not self.requests:
+            self.check_invariants()
+
+    def release_blocks(self) -> None:
+        if settled := self.pool.release_quarantined():
+            self.kv.clear(settled)
+
+    def check_invariants(self) -> None:
+        """Raises ``AssertionError`` unless an idle engine holds nothing."""
+        self.pool.check_invariants()
+        if self.pool.num_held or self.stage.num_free != self.stage.num_slots or self.scheduler.running:
+            slots = self.stage.num_slots - self.stage.num_free
+            raise AssertionError(f"idle, yet {self.pool.num_held} blocks and {slots} slots are held")
+
+    def warm_up(self) -> None:
+        """Generate two dummy frames: first uses are slow, and a device fault shows before the first request.
+
+        Then to more and more at once, about longer and longer texts, unless a fast start is wanted or it drags on.
+        """
+        start = time.perf_counter()
+        for num_rows in CALL_ROWS:
+            self.warm_up_batch(num_rows)
+            if self.config.lazy_graph_capture or time.perf_counter() - start > MAX_WARM_UP_S:
+                break
+        self.events.clear()
+        self.times.reset()
+        self.step_model.calibrate(None)
+        self.scheduler.burst_model.calibrate(None)
+        self.num_finished = 0
+
+    def warm_up_batch(self, num_rows: int) -> None:
+        spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)
+        for epoch in range(min(num_rows, self.config.max_running_requests)):
+            self.submit(spec, epoch)
+        while self.has_work:
+            self.step()
+        for epoch in list(self.requests):  # the memory is too short for all of them
+            self.cancel(epoch)
+        self.release_finished()
+
+    # -- for the engine's loop -----------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step now could do anything."""
+        now = self.clock()
+        if self.released or self.stage.busy:
+            return True
+        if now < self.retry_s:
+            return False
+        return self.scheduler.can_admit or any(
+            self.scheduler.can_run(request, now) for request in self.scheduler.running
+        )
+
+    def next_wake_s(self) -> float | None:
+        """When ``has_work`` may turn true by itself; None when only a command can do that."""
+        now = self.clock()
+        return self.retry_s if now < self.retry_s else self.scheduler.next_wake_s(now)
+
+    def close(self) -> None:
+        """No step follows."""
+
+    def record_step(self, batch: StepBatch, seconds: float) -> None:
+        self.times.total_s += seconds
+        self.times.last_s = seconds
+        self.times.num_steps += 1
+        self.times.num_rows += len(batch)
+        self.step_model.note_step(batch, seconds)
+
+    def stats(self) -> EngineStats:
+        running = self.scheduler.running
+        return EngineStats(
+            num_waiting=self.scheduler.num_lacking_blocks,
+            num_waiting_burst=self.scheduler.num_burst_without_room,
+            num_running=len(running),
+            num_parked=sum(request.parked for request in running),
+            num_steps=self.times.num_steps,
+            blocks_free=self.pool.num_free,
+            blocks_total=self.pool.num_blocks,
+            slots_free=self.stage.num_free,
+            slots_total=self.stage.num_slots,
+            step_ms=1000 * self.times.last_s,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_finished=self.num_finished,
+            num_bounded=getattr(self.stage, "num_bounded", 0),
+        )

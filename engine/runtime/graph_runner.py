@@ -1,0 +1,255 @@
+"""The talker stage over graphs: a step is launched, and its outcomes are collected while the next one is prepared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.config import EngineConfig
+from engine.memory.kv_cache import PagedKV
+from engine.memory.prefix_cache import PrefixCache
+from engine.models.base import Outcome, SequenceState, SpeechModel
+from engine.program.buffers import DeviceEvent, StaticBuffers
+from engine.program.capture import GraphSet, bucket_for, buckets_up_to
+from engine.runtime.batch import ScheduledWork, StepBatch
+from engine.runtime.model_runner import ModelRunner, Result, run_isolated
+from engine.runtime.request import Request, RequestPhase
+from engine.runtime.stats import StepTimings
+
+
+class FrameProgramProtocol(Protocol):
+    """What the runner asks of a family: static buffers, computations over them, and how rows fill them."""
+
+    inputs: StaticBuffers
+    outputs: StaticBuffers
+    tokens: StaticBuffers
+
+    def constants(self, row: SequenceState) -> dict[str, float]:
+        """What of ``inputs`` stays the same for all of a row's frames."""
+        ...
+
+    def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:
+        """Write what rows ``start``.. of ``inputs`` are for this frame; a row's last input is the one to compute.
+
+        Raises when a row cannot be written; then each is tried alone.
+        """
+        ...
+
+    def can_stage(self, items: Sequence[Any]) -> bool:
+        """Whether these inputs can be prefilled by ids."""
+        ...
+
+    def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None: ...
+
+    def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
+        """From these rows of ``outputs``; remembers the frames."""
+        ...
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A step on its way: who is in it, and when it has passed."""
+
+    requests: Sequence[Request]
+    event: DeviceEvent
+
+
+class BlockTables:
+    """Each slot's block table as the graphs read it, kept up to date as it grows."""
+
+    def __init__(self, num_slots: int, width: int) -> None:
+        self.rows = np.zeros((num_slots + 1, width), dtype=np.int32)
+        self._known: list[tuple[list[int] | None, int]] = [(None, 0)] * (num_slots + 1)
+
+    def update(self, slot: int, table: list[int]) -> None:
+        known, length = self._known[slot]
+        if known is table and length == len(table):
+            return
+        start = length if known is table else 0
+        self.rows[slot, start : len(table)] = table[start:]
+        self.rows[slot, len(table) :] = 0
+        self._known[slot] = (table, len(table))
+
+
+class GraphRunner(ModelRunner):
+    """Runs at most one step ahead of what the host knows."""
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        kv: PagedKV,
+        prefixes: PrefixCache,
+        config: EngineConfig,
+        program: FrameProgramProtocol,
+        frames: GraphSet,
+        prefills: GraphSet,
+        num_slots: int,
+    ) -> None:
+        super().__init__(model, kv, prefixes, config)
+        self.program, self.frames, self.prefills = program, frames, prefills
+        inputs, tokens = program.inputs.host, program.tokens.host
+        self.max_rows, self.max_tokens = len(inputs["slot"]), len(tokens["text"])
+        self.row_buckets, self.token_buckets = buckets_up_to(self.max_rows), buckets_up_to(self.max_tokens)
+        if config.fixed_batch_rows:
+            self.token_buckets = self.token_buckets[-1:]
+        width = inputs["table"].shape[1]
+        self.tables = BlockTables(num_slots, width)
+        self.tables.rows[0] = kv.scratch_block
+        self._constants: dict[str, np.ndarray[Any, Any]] = {}
+        self._holders: list[Request | None] = [None] * (num_slots + 1)
+        self._flight: InFlightStep | None = None
+        self._tokens_read = DeviceEvent(kv.data.device)
+
+    @property
+    def frame_buckets(self) -> list[int]:
+        """Row counts that steps are padded to."""
+        return [rows for rows in self.row_buckets if rows >= (self.config.fixed_batch_rows or 0)]
+
+    @property
+    def in_flight(self) -> bool:
+        return self._flight is not None
+
+    def run(self, batch: StepBatch, times: StepTimings) -> list[Result]:
+        """The whole step at once, for those who do not overlap. A batch that samples nothing leaves the step in flight
+        where it is: its outcomes belong to the request that launched it.
+        """
+        failed = self.launch(batch, times)
+        samples = any(work.sample for work in batch.items)
+        return [*(self.collect(times) if samples else []), *failed]
+
+    def launch(self, batch: StepBatch, times: StepTimings) -> list[Result]:
+        """Queue the step on the device; returns the rows that could not be."""
+        start = time.perf_counter()
+        failed: list[Result] = []
+        works = batch.items
+        run_isolated(self.prefill, [work for work in works if work.count > int(work.sample)], failed)
+        if failed:
+            lost = {id(request) for request, _ in failed}
+            works = [work for work in works if id(work.request) not in lost]
+        for work in works:
+            self.run_work(work)
+        staged = self.stage([work for work in works if work.sample], failed)
+        if staged:
+            self.launch_frame(staged)
+        times.launch_s += time.perf_counter() - start
+        return failed
+
+    def stage(self, works: Sequence[ScheduledWork], failed: list[Result]) -> list[Request]:
+        """Write each request's row of the buffers; one that cannot be written fails alone."""
+        staged: list[Request] = []
+
+        def write(some: Sequence[ScheduledWork]) -> list[None]:
+            requests = [work.request for work in some]
+            for request in requests:
+                self.stage_request(request)
+            self.program.stage_rows([request.row for request in requests], len(staged))
+            staged.extend(requests)
+            return []
+
+        run_isolated(write, works, failed)
+        return staged
+
+    def launch_frame(self, requests: Sequence[Request]) -> None:
+        count = len(requests)
+        bucket = bucket_for(self.frame_buckets, count)
+        inputs = self.program.inputs.host
+        slots = np.zeros(bucket, dtype=np.int64)
+        slots[:count] = [request.held_slot for request in requests]
+        for name, values in self._constants.items():
+            inputs[name][:bucket] = values[slots]
+        inputs["slot"][:bucket] = slots
+        inputs["table"][:bucket] = self.tables.rows[slots]
+        inputs["position"][:count] = [request.row.num_computed - 1 for request in requests]
+        for name in ("position", "frame", "text", "goes_on"):
+            inputs[name][count:bucket] = 0
+        self.program.inputs.upload(bucket)
+        self.frames.replay(bucket)
+        self.program.outputs.download(count)
+        self._flight = InFlightStep(requests, DeviceEvent(self.device))
+
+    def stage_request(self, request: Request) -> None:
+        """Put what stays the same for a request in place, and the blocks it has by now."""
+        slot = request.held_slot
+        if self._holders[slot] is not request:
+            self._holders[slot] = request
+            for name, value in self.program.constants(request.row).items():
+                if name not in self._constants:
+                    kind = self.program.inputs.host[name].dtype
+                    self._constants[name] = np.zeros(len(self._holders), dtype=kind)
+                self._constants[name][slot] = value
+        self.tables.update(slot, request.block_table)
+
+    def collect(self, times: StepTimings) -> list[Result]:
+        """The outcomes of the step in flight, once it has passed; of rows that go on alone."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return []
+        start = time.perf_counter()
+        flight.event.wait()
+        times.wait_s += time.perf_counter() - start
+        codes = self.program.outputs.host["codes"][: len(flight.requests)]
+        alive = [request.phase is RequestPhase.RUNNING for request in flight.requests]
+        requests = list(compress(flight.requests, alive))
+        out = codes if len(requests) == len(alive) else codes[alive]
+        return list(zip(requests, self.program.outcomes([request.row for request in requests], out), strict=True))
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def prefill(self, works: Sequence[ScheduledWork]) -> list[None]:
+        """Keys and values of all due inputs but one that is sampled: by ids in one graph, others one by one."""
+        staged: list[ScheduledWork] = []
+        for work in works:
+            items = self.items(work)
+            if not self.program.can_stage(items):
+                self.forward_chunk(work, len(items))
+            else:
+                staged.append(work)
+        self.prefill_ids(staged)
+        return [None] * len(works)
+
+    @staticmethod
+    def items(work: ScheduledWork) -> list[Any]:
+        start = work.request.row.num_computed
+        return work.request.row.inputs[start : start + work.count - int(work.sample)]
+
+    def forward_chunk(self, work: ScheduledWork, count: int) -> None:
+        self.forward([ScheduledWork(work.request, count, sample=False)])
+
+    def prefill_ids(self, works: Sequence[ScheduledWork]) -> None:
+        pieces = [(work, start) for work in works for start in range(0, len(self.items(work)), self.max_tokens)]
+        used = 0
+        for work, start in pieces:
+            items = self.items(work)[start : start + self.max_tokens]
+            if used + len(items) > self.max_tokens:
+                used = self.replay_tokens(used)
+            self.stage_items(used, work.request, work.request.row.num_computed + start, items)
+            used += len(items)
+        self.replay_tokens(used)
+
+    def stage_items(self, used: int, request: Request, position: int, items: Sequence[Any]) -> None:
+        if used == 0:
+            self._tokens_read.wait()
+        tokens, end = self.program.tokens.host, used + len(items)
+        tokens["table"][used:end] = 0
+        tokens["table"][used:end, : len(request.block_table)] = request.block_table
+        tokens["position"][used:end] = np.arange(position, position + len(items))
+        self.program.stage_tokens(used, request.row, items)
+
+    def replay_tokens(self, used: int) -> int:
+        """Run what is staged; 0, for nothing is staged any more."""
+        if used == 0:
+            return 0
+        tokens = self.program.tokens
+        bucket = bucket_for(self.token_buckets, used)
+        for name, values in tokens.host.items():
+            values[used:bucket] = self.kv.scratch_block if name == "table" else 0
+        tokens.upload(bucket)
+        self._tokens_read = DeviceEvent(self.device)
+        self.prefills.replay(bucket)
+        return 0

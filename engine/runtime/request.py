@@ -1,0 +1,133 @@
+"""One request inside the engine: its text, its place in memory, its listener's clock. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
+
+from engine.api import FinishReason, SpeechRequest
+from engine.models.base import IncrementalEncoder, SequenceState
+from engine.runtime.guards import LoopGuard, SilenceGuard
+
+# A listener cannot be further behind than a day.
+MAX_DEADLINE_S = 86_400
+
+
+class RequestPhase(Enum):
+    # Holds nothing yet.
+    WAITING = auto()
+    # Holds a decoder slot and, unless preempted, KV blocks.
+    RUNNING = auto()
+    # The talker is done; frames are left to decode.
+    DRAINING = auto()
+    DONE = auto()
+
+
+class ShareKey(NamedTuple):
+    """Requests that share slots."""
+
+    is_burst: bool
+    group: str
+
+
+class PlaybackClock:
+    """When the listener will have heard everything emitted so far.
+
+    Playback starts with the first chunk, runs in real time, and stands still while there is nothing to play.
+    """
+
+    def __init__(self, sample_rate: int) -> None:
+        self.sample_rate = sample_rate
+        self.num_emitted = 0
+        self.dry_at_s: float | None = None
+
+    def emit(self, num_samples: int, now_s: float) -> None:
+        start = now_s if self.dry_at_s is None else max(self.dry_at_s, now_s)
+        self.dry_at_s = start + num_samples / self.sample_rate
+        self.num_emitted += num_samples
+
+    def report(self, played_samples: int, now_s: float) -> None:
+        """Negative: playback begins after that many samples, behind what plays before. Nothing to
+        play sets no clock.
+        """
+        if played_samples >= 0 and self.dry_at_s is None:
+            return
+        left = min(max(self.num_emitted - played_samples, 0), MAX_DEADLINE_S * self.sample_rate)
+        self.dry_at_s = now_s + left / self.sample_rate
+
+    def lead_s(self, now_s: float) -> float:
+        """Seconds emitted and not yet played; 0 before the first chunk."""
+        return 0.0 if self.dry_at_s is None else max(0.0, self.dry_at_s - now_s)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """``epoch`` is unique for ever: late output of an earlier request with the same id finds no taker."""
+
+    spec: SpeechRequest
+    epoch: int
+    seed: int
+    row: SequenceState
+    tokens: IncrementalEncoder
+    clock: PlaybackClock
+    silence: SilenceGuard
+    loop: LoopGuard
+    prefix_key: Hashable | None
+    submitted_s: float
+    # By the text so far.
+    frame_cap: int
+    phase: RequestPhase = RequestPhase.WAITING
+    parked: bool = False
+    # Text came, or closed, since the model was last asked for an input.
+    has_new_text: bool = False
+    # Preempted, or found no block for its next position.
+    lacks_blocks: bool = False
+    slot: int | None = None
+    block_table: list[int] = field(default_factory=list)
+    num_chars: int = 0
+    num_frames: int = 0
+    num_pending_frames: int = 0
+    started_s: float | None = None
+    first_token_s: float | None = None
+    prompt_ready_s: float | None = None
+    first_chunk_s: float | None = None
+    num_chunks: int = 0
+    last_sent: bool = False
+    finish_reason: FinishReason | None = None
+    # (code, message).
+    error: tuple[str, str] | None = None
+
+    @property
+    def is_burst(self) -> bool:
+        return self.spec.lead_ms is None
+
+    @property
+    def share_key(self) -> ShareKey:
+        return ShareKey(self.is_burst, self.spec.group)
+
+    @property
+    def held_slot(self) -> int:
+        assert self.slot is not None
+        return self.slot
+
+    @property
+    def waits_for_text(self) -> bool:
+        return self.parked and not self.has_new_text
+
+    @property
+    def deadline_s(self) -> float:
+        """When its listener runs dry; rows run in this order, and those without any audio yet, before any deadline."""
+        dry_at_s = self.clock.dry_at_s
+        return 0.0 if dry_at_s is None else dry_at_s
+
+    def generated_lead_s(self, now_s: float, frame_s: float) -> float:
+        """Lead counting also frames sampled and not yet decoded."""
+        dry_at_s = self.clock.dry_at_s
+        lead_s = dry_at_s - now_s if dry_at_s is not None and dry_at_s > now_s else 0.0
+        return lead_s + self.num_pending_frames * frame_s
+
+    def priority(self) -> tuple[bool, float, float, int]:
+        """Smaller is more urgent: paced before burst, then by deadline, then by age."""
+        return (self.is_burst, self.deadline_s, self.submitted_s, self.epoch)

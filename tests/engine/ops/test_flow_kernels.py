@@ -1,0 +1,120 @@
+"""The flow's kernels against their plain reference: whole steps of cells at different steps and of different lengths.
+
+On a CUDA device in bf16 and fp32; with TRITON_INTERPRET=1 and triton installed also on the CPU, in fp32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from engine.models.cosyvoice3.config import FlowConfig
+from engine.models.cosyvoice3.flow import Flow
+from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask
+from engine.models.cosyvoice3.flow_ops import FlowOps
+from engine.models.cosyvoice3.flow_page_store import FlowPageStore
+from engine.models.cosyvoice3.flow_program import FlowProgram
+from engine.ops.philox_graph import exponential
+from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, fill
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA, or TRITON_INTERPRET=1"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning"),
+]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+DTYPES = [torch.float32] if DEVICE.type == "cpu" else [torch.float32, torch.bfloat16]
+# Relative, of the norm of the difference.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+
+
+def config_of(block_frames: int) -> FlowConfig:
+    dit = dataclasses.replace(SMALL.dit, dim=32, head_dim=16, block_frames=block_frames, conv_pos_groups=2)
+    return dataclasses.replace(SMALL, dit=dit)
+
+
+def program_of(config: FlowConfig, dtype: torch.dtype, ops: FlowOps) -> FlowProgram:
+    flow = fill(Flow(config))
+    flow.fuse()
+    flow.to_compute(dtype)
+    flow.to(DEVICE)
+    if flow.table is not None:
+        flow.table = type(flow.table)(*(values.to(DEVICE) for values in flow.table))
+    pages = FlowPageStore(config, 6, dtype, DEVICE)
+    generator = torch.Generator().manual_seed(1)
+    for values in (pages.keys, pages.values, pages.tails):
+        values.copy_(torch.randn(values.shape, generator=generator))
+    pages.keys.view(len(pages.keys), 8, -1)[:, 6] = float("nan")
+    pages.values.view(len(pages.values), 8, -1)[:, 6] = float("nan")
+    program = FlowProgram(flow, pages, ops, 4, 4, 6)
+    program.x.copy_(torch.randn(program.x.shape, generator=generator))
+    program.conditions.copy_(torch.randn(program.conditions.shape, generator=generator))
+    return program
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_frames", [10, 50])
+def test_a_step_of_many_cells(dtype: torch.dtype, block_frames: int) -> None:
+    from engine.models.cosyvoice3.triton_flow_ops import TritonFlowOps
+
+    config, row = config_of(block_frames), BlockSequence([])
+    programs = [program_of(config, dtype, ops) for ops in (FlowOps(), TritonFlowOps())]
+    for program in programs:
+        with torch.inference_mode():
+            program.stage(
+                [
+                    FlowBlockTask(row, 1, 2, block_frames, [1, 2, 3], step=4),
+                    FlowBlockTask(row, 2, 3, 4, [1, 2, 3, 4], step=4),
+                    FlowBlockTask(row, 3, 0, block_frames, [5], step=9),
+                ],
+                4,
+            )
+            program.run(4, 6)
+    plain, fused = programs
+    for name in ("x", "told"):
+        check(getattr(fused, name)[1:], getattr(plain, name)[1:], dtype)
+    for name in ("keys", "values", "tails"):
+        pair = [getattr(program.pages, name).unflatten(1, (8, -1))[:, 1:6] for program in programs]
+        check(pair[1], pair[0], dtype)
+        assert torch.equal(pair[1][:, :2], pair[0][:, :2]), "what others hold stays as it is"
+
+
+def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    found, wanted = found.double(), wanted.double()
+    assert torch.isfinite(found).all()
+    assert float((found - wanted).norm() / wanted.norm()) < TOLERANCE[dtype]
+
+
+def test_noise_is_the_same_for_all() -> None:
+    from engine.ops.triton_ops import TritonOps
+
+    seed = torch.tensor([7, 2**47 + 12345], device=DEVICE)
+    place, frame = torch.tensor([1, (3 << 40) | 1], device=DEVICE), torch.tensor([0, 90], device=DEVICE)
+    ids = torch.arange(1500, device=DEVICE).expand(2, -1)
+    for some in (ids, ids[:, 40:70].flip(1)):
+        found, wanted = TritonOps().exponential(seed, place, frame, some), exponential(seed, place, frame, some)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_paged_attention_of_heads_without_norms() -> None:
+    from engine.ops.reference_ops import ReferenceOps
+    from engine.ops.triton_ops import TritonOps
+
+    heads, group, size, page = 2, 7, 64, 16
+    cache = torch.randn(2, 5, page, heads, size, device=DEVICE)
+    caches = cache.clone(), cache.clone()
+    qkv = torch.randn(2, heads * (group + 2) * size, device=DEVICE)
+    tables = torch.tensor([[1, 2], [3, 0]], device=DEVICE, dtype=torch.int32)
+    positions = torch.tensor([20, 5], device=DEVICE, dtype=torch.int32)
+    angles = torch.arange(64.0, device=DEVICE)[:, None] * torch.rand(size // 2, device=DEVICE)
+    args = None, 1e-6, (angles.cos(), angles.sin())
+    for together in (False, True):
+        found = TritonOps().paged_attention(qkv, *args, caches[0], tables, positions, together)
+        wanted = ReferenceOps().paged_attention(qkv, *args, caches[1], tables, positions, together)
+        check(found, wanted, torch.float32)
+        check(caches[0], caches[1], torch.float32)

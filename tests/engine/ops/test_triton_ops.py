@@ -1,0 +1,306 @@
+"""Every fused kernel against its plain reference, on fresh random inputs and poisoned outputs.
+
+On a CUDA device in bf16 and fp32; with TRITON_INTERPRET=1 and triton installed also on the CPU, in fp32.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from engine.ops.params import (
+    ConvParams,
+    ConvStateSpec,
+    PaddedBufferPlan,
+    ResidualStream,
+    ResidualUnitParams,
+    SamplingTensors,
+    SnakeParams,
+)
+from engine.ops.reference_ops import ReferenceOps
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs CUDA, or TRITON_INTERPRET=1"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning"),
+]
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
+# Relative, of the norm of the difference; bf16 keeps 8 bits, and both sides round more than once.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
+EPS = 1e-6
+PLAIN = ReferenceOps()
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = request.param
+    return found
+
+
+@pytest.fixture
+def fused() -> Any:
+    from engine.ops.triton_ops import TritonOps
+
+    ops = TritonOps()
+    ops.max_gemv_rows = 4
+    ops.min_unit_programs = 0
+    return ops
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device=DEVICE) * scale).to(dtype)
+
+
+def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    found, wanted = found.double(), wanted.double()
+    assert torch.isfinite(found).all()
+    assert float((found - wanted).norm() / wanted.norm()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 40, 64, 65])
+def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, rows: int) -> None:
+    size, out = 256, 128
+    x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
+    weight, both = (random(n, size, dtype=dtype, scale=size**-0.5) for n in (out, 2 * out))
+    y, back = random(rows, 2 * size, dtype=dtype), random(size, 2 * size, dtype=dtype, scale=size**-0.5)
+    for product in ("norm_linear", "norm_swiglu"):
+        for added in (False, True):
+            results = []
+            for ops in (fused, PLAIN):
+                residual = ResidualStream(x.clone())
+                if added:
+                    ops.add_linear(residual, y, back)
+                found = getattr(ops, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
+                results.append((found, ops.flush_residual(residual)))
+            for one, other in zip(*results, strict=True):
+                check(one, other, dtype)
+
+
+@pytest.mark.parametrize("rows", [2, 9])
+def test_what_was_added_twice_is_all_there(fused: Any, dtype: torch.dtype, rows: int) -> None:
+    x, y, back = (random(n, 256, dtype=dtype, scale=0.1) for n in (rows, rows, 256))
+    results = []
+    for ops in (fused, PLAIN):
+        residual = ResidualStream(x.clone())
+        ops.add_linear(residual, y, back)
+        ops.add_linear(residual, y, back)
+        results.append(ops.flush_residual(residual))
+    check(*results, dtype)
+
+
+@pytest.mark.parametrize(
+    ("size", "num_out", "wanted"), [(2048, 2048, 2), (6144, 2048, 4), (2048, 1024, 4), (192, 32, 1)]
+)
+def test_a_product_is_shared_out_among_multiprocessors(size: int, num_out: int, wanted: int) -> None:
+    from engine.ops.triton_ops import gemm_split_k
+
+    assert gemm_split_k(size, num_out) == wanted
+
+
+def test_norm_and_swiglu_alone(fused: Any, dtype: torch.dtype) -> None:
+    x, weight = random(7, 96, dtype=dtype), random(96, dtype=dtype)
+    check(fused.norm(x, weight, EPS), PLAIN.rms_norm(x, weight, EPS), dtype)
+    check(fused.swiglu(x), PLAIN.swiglu(x), dtype)
+
+
+def rope(length: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.rand(length, size // 2, device=DEVICE) * 6
+    return angles.cos(), angles.sin()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_paged_attention_and_what_it_writes(fused: Any, dtype: torch.dtype, together: bool) -> None:
+    heads, group, size, page, rows = 2, 2, 32, 16, 5
+    qkv = random(rows, heads * (group + 2) * size, dtype=dtype)
+    norms = random(size, dtype=dtype), random(size, dtype=dtype)
+    cache = random(2, 64, page, heads, size, dtype=dtype)
+    if together:  # positions of one sequence
+        tables = torch.arange(1, 11, device=DEVICE, dtype=torch.int32).expand(rows, -1).contiguous()
+        positions = torch.arange(70, 70 + rows, device=DEVICE, dtype=torch.int32)
+    else:
+        tables = torch.randperm(63, device=DEVICE)[: rows * 10].view(rows, 10).int() + 1
+        positions = torch.tensor([0, 1, 63, 64, 150], device=DEVICE, dtype=torch.int32)
+    caches = cache.clone(), cache.clone()
+    args = norms, EPS, rope(160, size)
+    found = fused.paged_attention(qkv, *args, caches[0], tables, positions, together)
+    wanted = PLAIN.paged_attention(qkv, *args, caches[1], tables, positions, together)
+    check(found, wanted, dtype)
+    check(caches[0], caches[1], dtype)
+
+
+def test_paged_attention_never_reads_beyond_its_position(fused: Any) -> None:
+    heads, size, page = 1, 32, 16
+    cache = torch.full((2, 4, page, heads, size), float("nan"), device=DEVICE)
+    cache[:, 1, :3] = 1.0
+    qkv = random(1, 4 * size)
+    tables = torch.tensor([[1, 2]], device=DEVICE, dtype=torch.int32)
+    position = torch.tensor([3], device=DEVICE, dtype=torch.int32)
+    norms = torch.ones(size, device=DEVICE), torch.ones(size, device=DEVICE)
+    assert torch.isfinite(fused.paged_attention(qkv, norms, EPS, rope(32, size), cache, tables, position, False)).all()
+
+
+@pytest.mark.parametrize(("start", "tokens"), [(0, 2), (2, 1), (6, 1), (14, 1), (3, 3)])
+def test_attention_within_a_frame(fused: Any, dtype: torch.dtype, start: int, tokens: int) -> None:
+    heads, group, size, rows = 2, 2, 32, 3
+    qkv = random(rows * tokens, heads * (group + 2) * size, dtype=dtype)
+    norms = random(size, dtype=dtype), random(size, dtype=dtype)
+    cache = random(2, rows, 15, heads, size, dtype=dtype)
+    cache[:, :, start:] = float("nan")
+    caches = cache.clone(), cache.clone()
+    args = norms, EPS, rope(15, size)
+    found = fused.predictor_attention(qkv, *args, caches[0], start, tokens)
+    check(found, PLAIN.predictor_attention(qkv, *args, caches[1], start, tokens), dtype)
+    end = start + tokens
+    check(caches[0][:, :, :end], caches[1][:, :, :end], dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 8])
+def test_attention_over_a_ring(fused: Any, dtype: torch.dtype, tokens: int) -> None:
+    heads, size, window = 2, 16, 12
+    ring = random(6, 2, window + 8, heads, size, dtype=dtype)
+    slots = torch.tensor([3, 1, 5], device=DEVICE)
+    first = torch.tensor([0, 5, 77], device=DEVICE, dtype=torch.int32)
+    qkv = random(3 * tokens, 3 * heads * size, dtype=dtype)
+    rings = ring.clone(), ring.clone()
+    args = rope(50, size)
+    found = fused.ring_attention(qkv, args, rings[0], slots, first, tokens, window)
+    check(found, PLAIN.ring_attention(qkv, args, rings[1], slots, first, tokens, window), dtype)
+    check(rings[0], rings[1], dtype)
+
+
+def settings_for(rows: int) -> SamplingTensors:
+    def pick(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([values[i % len(values)] for i in range(rows)], device=DEVICE, dtype=dtype)
+
+    return SamplingTensors(
+        temperature=pick([0.9, 0.0, 0.3, 1.5], torch.float32),
+        top_k=pick([50, 0, 1, 20, 5000], torch.int64),
+        top_p=pick([1.0, 0.5, 0.9], torch.float32),
+        seed=torch.arange(rows, device=DEVICE) * 2**40 + 12345,
+        place=torch.arange(rows, device=DEVICE) << 8,
+        frame=torch.arange(rows, device=DEVICE) % 3,
+    )
+
+
+@pytest.mark.parametrize("width", [2048, 300])
+def test_draws_are_those_of_the_reference(fused: Any, dtype: torch.dtype, width: int) -> None:
+    rows = 60
+    logits = random(rows, width, dtype=dtype, scale=3.0)
+    settings = settings_for(rows)
+    for codebook in (1, 15):
+        same = fused.draw(logits, settings, codebook) == PLAIN.sample(logits, settings, codebook)
+        assert same.float().mean() >= 1 - 1 / rows  # two candidates may be as near as their rounding
+
+
+def test_a_draw_brings_what_is_fed_next(fused: Any, dtype: torch.dtype) -> None:
+    logits, table = random(5, 64, dtype=dtype, scale=3.0), random(64, 48, dtype=dtype)
+    codes, following = fused.sample_next(logits, settings_for(5), 2, table)
+    assert torch.equal(codes, fused.draw(logits, settings_for(5), 2))
+    assert torch.equal(following, table[codes])
+
+
+def test_first_draws_penalise_ban_and_remember(fused: Any) -> None:
+    rows, width, num_codes, eos = 40, 500, 300, 410
+    logits = random(rows, width, scale=3.0)
+    logits[:, eos] = 30.0
+    logits[7] = float("nan")
+    seen = torch.rand(rows + 3, width, device=DEVICE) < 0.3
+    slots = torch.randperm(rows + 3, device=DEVICE)[:rows]
+    penalty = torch.full((rows,), 1.3, device=DEVICE)
+    banned = torch.arange(rows, device=DEVICE) % 2 == 0
+    settings = settings_for(rows)
+    seens = seen.clone(), seen.clone()
+    forget = torch.arange(rows, device=DEVICE) - 1
+    args = slots, penalty, forget, banned, num_codes, eos
+    found, finite = fused.sample_first(logits, settings, seens[0], *args)
+    wanted, expected = PLAIN.sample_first(logits, settings, seens[1], *args)
+    good = torch.arange(rows, device=DEVICE) != 7
+    assert torch.equal(finite, expected)
+    assert torch.equal(finite, good)
+    assert torch.equal(found[good], wanted[good])
+    assert (found[good & ~banned] == eos).all()
+    assert (found[banned] < num_codes).all()
+    assert torch.equal(seens[0][slots[good]], seens[1][slots[good]])
+    assert (found >= 0).all()
+    assert (found < width).all()
+
+
+@pytest.mark.parametrize(("taps", "dilation", "streams", "length"), [(7, 9, 2, 40), (2, 1, 1, 5), (1, 1, 3, 90)])
+def test_convolutions_end_in_what_comes_next(
+    fused: Any, dtype: torch.dtype, taps: int, dilation: int, streams: int, length: int
+) -> None:
+    channels, out, ahead = 32, 96, 6
+    context = (taps - 1) * dilation
+    x = random(streams, context + length, channels, dtype=dtype)
+    weight = random(taps, channels, out, dtype=dtype, scale=(taps * channels) ** -0.5)
+    product = ConvParams(weight, random(out), dilation)
+    residual = random(streams, length, out, dtype=dtype)
+    for ending in (dict(waves=SnakeParams(random(out).abs() * 3, random(out).abs())), dict(gelu=True), {}):
+        results = []
+        for ops in (fused, PLAIN):
+            raw = torch.full((streams, length, out), float("nan"), device=DEVICE, dtype=dtype)
+            pad = torch.full((streams, ahead + length, out), float("nan"), device=DEVICE, dtype=dtype)
+            ops.conv(x, product, length, residual, raw, pad[:, ahead:], **ending)
+            results.append((raw, pad[:, ahead:]))
+        for found, wanted in zip(*results, strict=True):
+            check(found, wanted, dtype)
+
+
+@pytest.mark.parametrize("channels", [80, 96, 192])
+def test_a_residual_unit_at_once(fused: Any, channels: int) -> None:
+    dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
+    streams, length, dilation, ahead = 2, 70, 3, 5
+
+    def product(taps: int) -> ConvParams:
+        weight = random(taps, channels, channels, dtype=dtype, scale=(taps * channels) ** -0.5)
+        return ConvParams(weight, random(channels), dilation if taps > 1 else 1)
+
+    def waves() -> SnakeParams:
+        return SnakeParams(random(channels).abs() * 3, random(channels).abs())
+
+    unit, after = ResidualUnitParams(product(7), waves(), product(1)), waves()
+    padded = random(streams, 6 * dilation + length, channels, dtype=dtype)
+    x = random(streams, length, channels, dtype=dtype)
+    results = []
+    for ops in (fused, PLAIN):
+        own, out = x.clone(), torch.full((streams, ahead + length, channels), float("nan"), device=DEVICE, dtype=dtype)
+        ops.residual_unit(padded, unit, own, out[:, ahead:], after)
+        results.append((own, out[:, ahead:]))
+    for found, wanted in zip(*results, strict=True):
+        check(found, wanted, dtype)
+
+
+def test_depthwise_norm_and_tail(fused: Any, dtype: torch.dtype) -> None:
+    x = random(3, 6 + 10, 48, dtype=dtype)
+    weight, bias = random(7, 48), random(48)
+    norm = random(48), random(48)
+    check(fused.depthwise_norm(x, weight, bias, norm, 1e-6), PLAIN.depthwise_norm(x, weight, bias, norm, 1e-6), dtype)
+    found, wanted = (torch.full((3, 10), float("nan"), device=DEVICE) for _ in range(2))
+    one = torch.zeros(1, device=DEVICE)
+    fused.tail(x, weight * 0.05, one, found)
+    PLAIN.output_conv(x, weight * 0.05, one, wanted)
+    check(found, wanted, dtype)
+
+
+def test_pasts_are_loaded_and_kept(fused: Any, dtype: torch.dtype) -> None:
+    specs = [ConvStateSpec(96, 54, 3), ConvStateSpec(1024, 6, 1), ConvStateSpec(48, 1, 2)]
+    slots = torch.tensor([2, 0], device=DEVICE)
+    fresh = torch.tensor([False, True], device=DEVICE)
+    results = []
+    torch.manual_seed(3)
+    for ops in (fused, PLAIN):
+        torch.manual_seed(3)
+        plan = PaddedBufferPlan(specs, 2, 2, torch.zeros(200_000, dtype=dtype, device=DEVICE))
+        state = random(4, plan.num_state_values, dtype=dtype)
+        plan.flat.copy_(random(plan.flat.numel(), dtype=dtype))
+        ops.load_conv_state(plan, state, slots, fresh)
+        ops.store_conv_state(plan, state, slots)
+        results.append((plan.flat, state))
+    for found, wanted in zip(*results, strict=True):
+        assert torch.equal(found, wanted)

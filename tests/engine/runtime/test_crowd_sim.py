@@ -1,0 +1,72 @@
+"""``benchmarks.load_simulation``: what its listeners hear is what its device takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import host_overhead, load_simulation, random_model
+from engine.program import decode_executor
+from engine.runtime import graph_runner
+
+Simulate = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the simulation changes for good."""
+    for module in (graph_runner, decode_executor):
+        monkeypatch.setattr(module, "DeviceEvent", module.DeviceEvent)
+    monkeypatch.setattr(host_overhead, "freeze_gc", lambda: None)
+    monkeypatch.setitem(random_model.SHAPES, "small", host_overhead.SMALL)
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Simulate:
+    """Python's own time does not count, so that every run is the same."""
+
+    def simulate(*arguments: str) -> dict[str, Any]:
+        usual = ("--batch", "4", "--seconds", "1", "--ramp", "0.2", "--host-scale", "0")
+        monkeypatch.setattr(sys, "argv", ["crowd_sim", *usual, *arguments])
+        load_simulation.main()
+        (crowd,) = json.loads(capsys.readouterr().out.splitlines()[-1])["crowd"]
+        return crowd  # type: ignore[no-any-return]
+
+    return simulate
+
+
+def test_who_can_be_carried_hears_no_gap(simulate: Simulate) -> None:
+    crowd = simulate()
+    assert (crowd["streams"], crowd["failed"], crowd["continuity"]) == (4, 0, 1.0)
+
+
+def test_a_device_that_is_too_slow_leaves_gaps(simulate: Simulate) -> None:
+    assert simulate("--slower", "30")["continuity"] == 0.0
+
+
+def test_who_cannot_be_carried_is_refused_and_the_others_hear_no_gap(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_simulation, "FRAME_MS", (0, 10, 30, 250, 1e3, 2e3, 4e3, 6e3))
+    crowd = simulate("--batch", "32")
+    assert 0 < crowd["failed"] < 24
+    assert crowd["continuity"] == 1.0
+
+
+def test_a_decode_call_has_passed_once_its_frames_and_it_have_taken_their_time(tmp_path: Path) -> None:
+    engine = host_overhead.make_engine(random_model.write(tmp_path, "small", torch.device("cpu")), 1)
+    device = load_simulation.SimulatedDevice(host_scale=0.0, slower=1.0)
+    device.install(engine)
+    device.queue_frame(1)
+    engine.stage.lane.wait_for_codes()
+    ticket = engine.stage.lane.run(lambda: device.queue_call(8, 1))
+    assert not ticket.is_done
+    ticket.wait()
+    assert ticket.is_done
+    assert device.now_s == pytest.approx(0.00387 + 0.00071)

@@ -1,0 +1,284 @@
+"""The engine over static buffers, run eagerly on the CPU, says what the plain engine says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.api import (
+    ClonedVoice,
+    EngineOverloaded,
+    FinishReason,
+    SamplingParams,
+    SpeechChunk,
+    SpeechRequest,
+    TextLayout,
+)
+from engine.config import EngineConfig
+from engine.load import load_engine
+from tests.engine.engine_harness import EngineHarness
+from tests.fakes.checkpoints import TINY, write_checkpoint
+
+TEXT = "the quick brown fox jumps over the lazy dog"
+# Of PCM in [-1, 1] in fp32; measured below 1e-6.
+TOLERANCE = 1e-5
+SAMPLINGS = [
+    SamplingParams(seed=2**64 - 3, min_new_tokens=3),
+    SamplingParams(seed=5, top_p=0.9, temperature=1.2, min_new_tokens=2),
+    SamplingParams(seed=6, temperature=0.0, predictor_top_k=3, repetition_penalty=1.5),
+    SamplingParams(seed=7, top_k=0, predictor_temperature=0.0, repetition_window=4, repetition_penalty=1.8),
+]
+
+
+def make_bench(folder: Path, graphs: bool, **settings: Any) -> EngineHarness:
+    usual = dict(
+        num_blocks=300,
+        block_size=8,
+        max_batch_size=8,
+        max_running_requests=8,
+        max_frames=16,
+        admission_utilization=1e3,
+        lazy_graph_capture=True,
+    )
+    config = EngineConfig(**(usual | settings), graphs=graphs)
+    return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+
+
+def check_same(found: EngineHarness, wanted: EngineHarness) -> None:
+    assert set(found.heard) == set(wanted.heard)
+    for row, heard in wanted.heard.items():
+        assert found.heard[row].reason == heard.reason
+        assert len(found.heard[row].pcm) == len(heard.pcm)
+        assert np.abs(found.heard[row].pcm - heard.pcm).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
+def test_it_says_what_the_plain_engine_says(any_folder: Path, layout: TextLayout) -> None:
+    benches = []
+    for graphs in (False, True):
+        bench = make_bench(any_folder, graphs)
+        for number, sampling in enumerate(SAMPLINGS):
+            bench.submit(text=TEXT[: 9 * number + 5], text_closed=True, layout=layout, sampling=sampling)
+            bench.step()
+        bench.run()
+        benches.append(bench)
+    check_same(benches[1], benches[0])
+
+
+def test_a_prefix_that_is_computed_ahead_takes_nothing_from_those_who_speak(tiny_folder: Path) -> None:
+    benches = []
+    for prefetched in (False, True):
+        bench = make_bench(tiny_folder, True)
+        for seed in range(2):
+            bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=seed, min_new_tokens=9))
+        for voice in bench.engine.model.voices:
+            bench.step()
+            bench.step()
+            if prefetched:
+                bench.engine.prefetch(SpeechRequest(request_id="prefetch", voice=voice.name))
+        bench.run()
+        bench.check_idle()
+        benches.append(bench)
+    assert len(benches[1].engine.prefixes) > len(benches[0].engine.prefixes)
+    check_same(benches[1], benches[0])
+
+
+def random_life(bench: EngineHarness, seed: int) -> list[int]:
+    """Rows that come, wait for text, go on, are cancelled, in an order the seed decides; the cancelled ones."""
+    chance = random.Random(seed)
+    open_rows: dict[int, list[str]] = {}
+    cancelled = []
+    for number in range(40):
+        action = chance.random()
+        if action < 0.3 and len(open_rows) < 6:
+            row = bench.submit(text="", layout=TextLayout.STREAMING, sampling=SamplingParams(seed=number))
+            open_rows[row] = [TEXT[i : i + 6] for i in range(0, chance.randrange(6, 40), 6)]
+        elif action < 0.75 and open_rows:
+            row = chance.choice(list(open_rows))
+            pieces = open_rows[row]
+            bench.push_text(row, pieces.pop(0)) if pieces else bench.end_input(row)
+            if not pieces and chance.random() < 0.5:
+                bench.end_input(row)
+                del open_rows[row]
+        elif action < 0.8 and open_rows:
+            row = chance.choice(list(open_rows))
+            bench.cancel(row)
+            cancelled.append(row)
+            del open_rows[row]
+        for _ in range(chance.randrange(4)):
+            bench.step()
+    for row in open_rows:
+        bench.end_input(row)
+    bench.run()
+    return cancelled
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_that_come_wait_and_go_say_what_the_plain_engine_says(tiny_folder: Path, seed: int) -> None:
+    plain, pipelined = (
+        make_bench(tiny_folder, False, max_running_requests=5),
+        make_bench(tiny_folder, True, max_running_requests=5),
+    )
+    cancelled = random_life(plain, seed)
+    assert random_life(pipelined, seed) == cancelled
+    for row, heard in plain.heard.items():
+        if row not in cancelled:
+            assert pipelined.heard[row].reason == heard.reason
+            assert np.abs(pipelined.heard[row].pcm - heard.pcm).max(initial=0.0) < TOLERANCE
+    pipelined.check_idle()
+
+
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_a_row_that_lost_its_blocks_says_what_it_would_have_said(tiny_folder: Path, layout: TextLayout) -> None:
+    benches = []
+    for num_blocks in (200, 14):
+        settings = dict(
+            num_blocks=num_blocks, watermark_blocks=0, max_cached_prefixes=0, min_frame_cap=16, max_frames=40
+        )
+        bench = make_bench(tiny_folder, True, **settings)
+        for seed in range(3):
+            sampling = SamplingParams(seed=seed, min_new_tokens=40)
+            bench.submit(text=TEXT[:17], text_closed=True, max_frames=40, sampling=sampling, layout=layout)
+        bench.run()
+        assert (bench.engine.scheduler.num_preemptions > 0) == (num_blocks == 14)
+        benches.append(bench)
+    check_same(benches[1], benches[0])
+
+
+@pytest.fixture(scope="module")
+def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("base"), TINY, task="base")
+
+
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, layout: TextLayout) -> None:
+    chance = np.random.default_rng(3)
+    embedding = chance.standard_normal(48).astype(np.float32).tobytes()
+    codes = chance.integers(0, 64, (11, 4)).astype(np.int16).tobytes()
+    benches = []
+    for graphs in (False, True):
+        bench = make_bench(base_folder, graphs)
+        for number, voice in enumerate(
+            [
+                ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog"),
+                ClonedVoice(embedding=embedding),
+            ]
+            * 2
+        ):
+            sampling = SamplingParams(seed=number, min_new_tokens=9)
+            bench.submit(voice=voice, text=TEXT[:30], text_closed=True, layout=layout, sampling=sampling)
+        bench.run()
+        benches.append(bench)
+    check_same(benches[1], benches[0])
+    assert len(benches[1].engine.stage.references) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_voice_that_the_decoder_cannot_hear_fails_alone(base_folder: Path, graphs: bool) -> None:
+    embedding = np.ones(48, np.float32).tobytes()
+    codes = np.full((3, 4), 9_999, np.int16).tobytes()
+    broken = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")
+    bench = make_bench(base_folder, graphs)
+    voices = [ClonedVoice(embedding=embedding), broken, ClonedVoice(embedding=embedding)]
+    rows = [bench.submit(voice=voice, text=TEXT, text_closed=True) for voice in voices]
+    bench.run()
+    bench.check_idle()
+    assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
+
+
+def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(tiny_folder, True)
+    program = bench.engine.runner.program  # type: ignore[attr-defined]
+    stage_rows = program.stage_rows
+
+    def stage(rows: Sequence[Any], start: int = 0) -> None:
+        if any(row.seed == 1 and len(row.codes) == 3 for row in rows):
+            raise ValueError("no such row")
+        stage_rows(rows, start)
+
+    monkeypatch.setattr(program, "stage_rows", stage)
+    rows = [bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=seed)) for seed in range(3)]
+    bench.run()
+    bench.check_idle()
+    assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
+
+
+def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
+    bench = make_bench(tiny_folder, True, admission_utilization=0.9)
+    first = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
+    for _ in range(100):
+        bench.engine.step_model.observe(1, 0.08)
+    second = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
+    bench.run()
+    assert bench.heard[first].reason is not FinishReason.ERROR
+    assert bench.heard[second].end is not None
+    assert bench.heard[second].end.code == EngineOverloaded.code
+    assert bench.heard[second].end.retry_after_ms
+
+
+def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[EngineHarness, list[list[set[str]]]]:
+    """Whose chunks were handed over together, in each step after the second has come."""
+    bench = make_bench(folder, True, max_frames=60, min_frame_cap=60, emit_per_decode_call=by_call)
+    handed: list[list[set[str]]] = [[]]
+
+    def hand_over() -> None:
+        handed[-1].append({event.request_id for _, event in bench.engine.events if isinstance(event, SpeechChunk)})
+        bench.collect()
+
+    bench.engine.hand_over = hand_over
+    bench.on_batch = lambda _: handed.append([])
+    bench.step_s = 0.01
+    sampling = SamplingParams(seed=1, min_new_tokens=50)
+    bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling, lead_ms=60_000)
+    bench.run(until=lambda: bench.request(1).num_chunks > 3)
+    bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling, lead_ms=60_000)
+    del handed[:-1]
+    bench.run()
+    bench.check_idle()
+    return bench, handed
+
+
+def test_who_waits_for_a_first_chunk_gets_it_by_itself_and_all_hear_what_all_at_once_hear(tiny_folder: Path) -> None:
+    together, all_at_once = two_who_came_one_after_the_other(tiny_folder, by_call=False)
+    apart, by_call = two_who_came_one_after_the_other(tiny_folder, by_call=True)
+    check_same(apart, together)
+    first, second = {"r1"}, {"r2"}
+    assert [first | second] in all_at_once
+    assert [second] in by_call, "the first has lead, and what it gets leaves with the step"
+    assert [first, second] not in by_call
+
+
+def test_a_later_segment_of_a_reply_that_speaks_is_no_stream_more(tiny_folder: Path) -> None:
+    bench = make_bench(tiny_folder, True, admission_utilization=0.9)
+    rows = [bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)]
+    for _ in range(100):
+        bench.engine.step_model.observe(1, 0.08)
+    rows.append(bench.submit(text=TEXT, text_closed=True, lead_ms=2_000, segment=1))
+    bench.run()
+    assert all(bench.heard[row].reason is not FinishReason.ERROR for row in rows)
+
+
+def test_a_listener_with_lead_gets_large_chunks_and_the_loop_sleeps_between_them(tiny_folder: Path) -> None:
+    bench = make_bench(tiny_folder, True, max_frames=100, min_frame_cap=100)
+    bench.step_s = 0.01
+    sampling = SamplingParams(min_new_tokens=90)
+    row = bench.submit(text=TEXT, text_closed=True, max_frames=80, sampling=sampling, lead_ms=2000)
+    started_s, late = bench.now_s, []
+    request = bench.request(row)
+    for _ in range(600):
+        num_chunks, dry_at_s = request.num_chunks, request.clock.dry_at_s
+        bench.run(until=lambda before=num_chunks: request.num_chunks > before or not bench.row(row))
+        late.append(dry_at_s is not None and bench.now_s > dry_at_s)
+        if not bench.row(row):
+            break
+    sizes = [len(chunk.pcm) // 1920 for chunk in bench.heard[row].chunks]
+    assert sizes[0] == 1
+    assert sizes.count(8) >= 7, sizes
+    assert not any(late[:-1])
+    assert bench.now_s - started_s > 3.0
+    assert bench.engine.times.num_steps < 250

@@ -1,0 +1,293 @@
+"""The exact decode stage on a small real codec: whoever shares its calls, a stream sounds as decoded in one piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.models.base import DecodedAudio, Pcm, VoiceReference
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder
+from engine.models.qwen3_tts.config import read_config
+from engine.models.qwen3_tts.load_weights import load_codec
+from engine.runtime import primer
+from engine.runtime.streaming_stage import StreamingDecodeStage
+from tests.fakes.checkpoints import TINY, write_checkpoint
+
+# Of samples in [-1, 1]; rows of a call share products whose sums run in another order for another number of rows.
+TOLERANCE = 2e-5
+NUM_SLOTS = 3
+codes = st.lists(st.integers(0, TINY["codes"] - 1), min_size=TINY["books"], max_size=TINY["books"])
+REFERENCES = [
+    VoiceReference(key, [[(7 * i + length) % TINY["codes"]] * TINY["books"] for i in range(length)])
+    for key, length in (("short", 2), ("long", 7), ("longer", 9))
+]
+
+
+def offline(codec: CodecDecoder, frames: Sequence[Sequence[int]]) -> Pcm:
+    if not frames:
+        return np.zeros(0, np.float32)
+    pcm: Pcm = codec(torch.tensor([frames]).transpose(1, 2))[0].numpy()
+    return pcm
+
+
+class ExactDecodeLaws(RuleBasedStateMachine):
+    """Join, feed, step, finalize, release, in any order."""
+
+    codec: CodecDecoder
+
+    @initialize(gather_slack_s=st.sampled_from([0.0, 0.4]))
+    def begin(self, gather_slack_s: float) -> None:
+        self.stage = StreamingDecodeStage(self.codec, NUM_SLOTS, gather_slack_s, max_cached_references=2)
+        self.references: dict[int, list[Sequence[int]]] = {}
+        self.fed: dict[int, list[list[int]]] = {}
+        self.heard: dict[int, list[Pcm]] = {}
+        self.final: set[int] = set()
+        self.num_quarantined = 0
+
+    @rule()
+    def reserve(self) -> None:
+        slot = self.stage.reserve()
+        assert (slot is None) == (len(self.fed) + self.num_quarantined == NUM_SLOTS)
+        if slot is not None:
+            self.fed[slot], self.heard[slot], self.references[slot] = [], [], []
+
+    @rule(which=st.integers(0, len(REFERENCES) - 1))
+    def reserve_behind_a_recording(self, which: int) -> None:
+        before = set(self.fed)
+        self.reserve()
+        for slot in set(self.fed) - before:
+            self.stage.prime(slot, REFERENCES[which])
+            self.references[slot] = list(REFERENCES[which].frames)
+
+    @precondition(lambda self: set(self.fed) - self.final)
+    @rule(data=st.data(), frames=st.lists(codes, min_size=1, max_size=10))
+    def feed(self, data: st.DataObject, frames: list[list[int]]) -> None:
+        slot = data.draw(st.sampled_from(sorted(set(self.fed) - self.final)))
+        for frame in frames:
+            self.stage.feed(slot, frame)
+        self.fed[slot] += frames
+
+    @rule(
+        slack_s=st.dictionaries(st.integers(1, NUM_SLOTS), st.sampled_from([0.0, 1.0, math.inf])),
+        wanted=st.dictionaries(st.integers(1, NUM_SLOTS), st.sampled_from([1, 2, 4, 8])),
+    )
+    def step(self, slack_s: dict[int, float], wanted: dict[int, int]) -> None:
+        chunks = self.stage.step(slack_s, wanted)
+        for chunk in chunks:
+            if slack_s.get(chunk.slot) == math.inf and chunk.slot in wanted and chunk.slot not in self.final:
+                assert len(chunk.pcm) == wanted[chunk.slot] * self.stage.frame_samples
+        self.take(chunks)
+
+    def take(self, chunks: list[DecodedAudio]) -> None:
+        assert len({chunk.slot for chunk in chunks}) == len(chunks)
+        for chunk in chunks:
+            assert chunk.error is None
+            assert not chunk.overlap_samples
+            assert not chunk.provisional_tail_samples
+            self.heard[chunk.slot].append(chunk.pcm)
+
+    @precondition(lambda self: self.fed)
+    @rule(data=st.data())
+    def finalize(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.fed)))
+        self.stage.finalize(slot)
+        self.final.add(slot)
+
+    @precondition(lambda self: self.final)
+    @rule(data=st.data())
+    def drain_and_release(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.final)))
+        while self.stage.num_pending(slot):
+            self.step({slot: 9.9}, {})
+        self.compare(slot)
+        self.release(slot)
+
+    @precondition(lambda self: self.fed)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.release(data.draw(st.sampled_from(sorted(self.fed))))
+
+    def release(self, slot: int) -> None:
+        self.stage.release(slot)
+        self.final.discard(slot)
+        self.num_quarantined += 1
+        del self.fed[slot], self.heard[slot]
+
+    @rule()
+    def settle(self) -> None:
+        self.stage.release_quarantined()
+        self.num_quarantined = 0
+
+    def compare(self, slot: int) -> None:
+        heard = np.concatenate([np.zeros(0, np.float32), *self.heard[slot]])
+        before = self.references[slot]
+        whole = offline(self.codec, [*before, *self.fed[slot]])
+        expected = whole[len(before) * self.stage.frame_samples :][: len(heard)]
+        np.testing.assert_allclose(heard, expected, atol=TOLERANCE, rtol=0)
+
+    @invariant()
+    def slots_and_frames_balance(self) -> None:
+        if not hasattr(self, "stage"):
+            return
+        assert self.stage.num_free + len(self.fed) + self.num_quarantined == self.stage.num_slots
+        for slot, frames in self.fed.items():
+            num_heard = sum(map(len, self.heard[slot]))
+            assert num_heard == self.stage.frame_samples * (len(frames) - self.stage.num_pending(slot))
+        assert self.stage.primer.num_cached <= 2
+        has_frames = any(self.stage.num_pending(slot) for slot in self.fed)
+        assert self.stage.busy == (has_frames or self.stage.primer.busy)
+
+    def teardown(self) -> None:
+        for slot in getattr(self, "fed", ()):
+            self.compare(slot)
+
+
+def test_streams_that_come_and_go_sound_as_decoded_in_one_piece(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    monkeypatch.setattr(primer, "SLICE_FRAMES", 4)
+    folder = write_checkpoint(tmp_path_factory.mktemp("codec"))
+    ExactDecodeLaws.codec = load_codec(folder, read_config(folder), torch.float32, torch.device("cpu"))
+    run_state_machine_as_test(ExactDecodeLaws, settings=settings(max_examples=40, stateful_step_count=25))
+
+
+def frames_of(num_frames: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    frames: list[list[int]] = torch.randint(0, TINY["codes"], (num_frames, TINY["books"]), generator=generator).tolist()
+    return frames
+
+
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_what_a_stream_said_before_is_carried_from_call_to_call(codec: CodecDecoder, num_streams: int) -> None:
+    stage = StreamingDecodeStage(codec, 3, 0.0)
+    streams = {slot: frames_of(15, seed) for seed in range(num_streams) if (slot := stage.reserve()) is not None}
+    heard: dict[int, list[Pcm]] = {slot: [] for slot in streams}
+    for start, end in ((0, 1), (1, 3), (3, 12), (12, 15)):
+        for slot, frames in streams.items():
+            for frame in frames[start:end]:
+                stage.feed(slot, frame)
+        while stage.busy:
+            for chunk in stage.step({}):
+                heard[chunk.slot].append(chunk.pcm)
+    for slot, frames in streams.items():
+        np.testing.assert_allclose(np.concatenate(heard[slot]), offline(codec, frames), atol=TOLERANCE, rtol=0)
+
+
+def test_a_slot_that_was_used_starts_from_silence_again(codec: CodecDecoder) -> None:
+    stage, frames = StreamingDecodeStage(codec, 1, 0.0), frames_of(3)
+    said = []
+    for _ in range(2):
+        slot = stage.reserve()
+        assert slot is not None
+        for frame in frames:
+            stage.feed(slot, frame)
+        stage.finalize(slot)
+        said.append(np.concatenate([chunk.pcm for _ in range(3) for chunk in stage.step({})]))
+        stage.release(slot)
+        stage.release_quarantined()
+    np.testing.assert_array_equal(said[0], said[1])
+
+
+@pytest.mark.parametrize("code", [-1, TINY["codes"], 2150])
+def test_a_code_outside_the_codebook_never_reaches_the_codec(codec: CodecDecoder, code: int) -> None:
+    stage = StreamingDecodeStage(codec, 1, 0.0)
+    slot = stage.reserve()
+    assert slot is not None
+    with pytest.raises(ValueError, match=f"code {code} is outside the codebook of {TINY['codes']}"):
+        stage.feed(slot, [0, code, 0, 0])
+    assert stage.num_pending(slot) == 0
+
+
+class BrittleCodec:
+    """The codec, but it raises for frames of nothing but ones, and gives NaN for frames of nothing but twos."""
+
+    def __init__(self, codec: CodecDecoder) -> None:
+        self.codec, self.config, self.new_state = codec, codec.config, codec.new_state
+
+    def __call__(self, codes: torch.Tensor, state: object) -> torch.Tensor:
+        if (codes == 1).all(1).any():
+            raise RuntimeError("a fault in the codec")
+        pcm = self.codec(codes, state)
+        pcm[(codes == 2).all(1).any(1)] = torch.nan
+        return pcm
+
+
+@pytest.mark.parametrize(("code", "message"), [(1, "a fault in the codec"), (2, "not finite")])
+def test_a_row_that_breaks_the_decoder_breaks_it_for_itself_alone(codec: CodecDecoder, code: int, message: str) -> None:
+    stage = StreamingDecodeStage(BrittleCodec(codec), 3, 0.0)
+    streams = {slot: frames_of(2, seed) for seed in range(3) if (slot := stage.reserve()) is not None}
+    broken = sorted(streams)[1]
+    streams[broken][1] = [code] * TINY["books"]
+    for slot, frames in streams.items():
+        for frame in frames:
+            stage.feed(slot, frame)
+    for chunk in stage.step({}):
+        if chunk.slot == broken:
+            assert chunk.error
+            assert message in chunk.error
+        else:
+            assert chunk.error is None
+            np.testing.assert_allclose(chunk.pcm, offline(codec, streams[chunk.slot]), atol=TOLERANCE, rtol=0)
+
+
+def test_a_recording_that_cannot_be_decoded_fails_its_slot_alone(codec: CodecDecoder) -> None:
+    stage = StreamingDecodeStage(codec, 2, 0.0)
+    bad, good = stage.reserve(), stage.reserve()
+    assert bad is not None
+    assert good is not None
+    stage.prime(bad, VoiceReference("bad", [[9_999] * TINY["books"]]))
+    stage.feed(bad, [1] * TINY["books"])
+    stage.feed(good, [1] * TINY["books"])
+    chunks = {chunk.slot: chunk for chunk in stage.step({})}
+    assert chunks[bad].error
+    assert chunks[good].error is None
+    assert not stage.primer.busy
+
+
+def test_a_recording_is_decoded_once_and_kept(codec: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, heard = StreamingDecodeStage(codec, 3, 0.0), []
+    hear = stage.primer._hear
+    monkeypatch.setattr(stage.primer, "_hear", lambda slot, frames: (heard.append(len(frames)), hear(slot, frames)))
+    for _ in range(3):
+        slot = stage.reserve()
+        assert slot is not None
+        stage.prime(slot, REFERENCES[1])
+        while stage.busy:
+            stage.step({})
+    assert heard == [7]
+
+
+def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(codec: CodecDecoder) -> None:
+    stage = StreamingDecodeStage(codec, 1, 0.0)
+    slot = stage.reserve()
+    assert slot is not None
+    stage.prime(slot, VoiceReference("endless", [[1] * TINY["books"]] * 100))
+    stage.step({})
+    stage.release(slot)
+    stage.release_quarantined()
+    assert not stage.busy
+    assert (stage.num_free, stage.primer.num_cached) == (1, 0)
+
+
+def test_warming_up_leaves_no_trace(codec: CodecDecoder) -> None:
+    stage = StreamingDecodeStage(codec, NUM_SLOTS, 0.0)
+    stage.warm_up(60.0)
+    assert stage.num_free == NUM_SLOTS
+    assert not stage.busy
+    assert not stage.state.values[1:].any()
+    slot = stage.reserve()
+    assert slot is not None
+    frames = [[i] * TINY["books"] for i in range(3)]
+    for frame in frames:
+        stage.feed(slot, frame)
+    heard = np.concatenate([out.pcm for _ in range(3) for out in stage.step({})])
+    np.testing.assert_allclose(heard, offline(codec, frames), atol=TOLERANCE)

@@ -1,0 +1,184 @@
+"""From a folder to speech, and what is told when the folder, the device or a setting cannot be had."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from msgspec import structs
+
+from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest, SamplingParams, SpeechRequest
+from engine.config import EngineConfig
+from engine.load import choose_device, choose_dtype, load_engine
+from engine.local_engine import LocalEngine, create_engine
+from tests.engine.families import Family
+from tests.engine.stream_recorder import listen
+from tests.fakes.checkpoints import EMBEDDED, write_checkpoint
+
+HELLO = SpeechRequest(
+    request_id="r", text="hello world", text_closed=True, max_frames=4, sampling=SamplingParams(seed=3)
+)
+
+
+def local(folder: Path, **settings: object) -> LocalEngine:
+    usual: dict[str, object] = dict(kv_memory_mb=8, lazy_graph_capture=True)
+    engine = create_engine(folder, device="cpu", process=False, **(usual | settings))
+    assert isinstance(engine, LocalEngine)
+    return engine
+
+
+def size_of(folder: Path) -> str:
+    size: str = json.loads((folder / "config.json").read_text())["tts_model_size"]
+    return size
+
+
+async def test_both_released_shapes_load_and_speak(any_folder: Path) -> None:
+    engine = local(any_folder)
+    await engine.start()
+    try:
+        heard = await listen(engine.submit(HELLO))
+        assert engine.info.model == f"qwen3-tts {size_of(any_folder)} custom_voice"
+        assert [voice.name for voice in engine.info.voices] == ["ada", "bo", "dylan"]
+        assert engine.info.languages == ("auto", "english", "chinese", "german")
+        assert (engine.info.sample_rate, engine.info.frame_samples) == (24_000, 1_920)
+    finally:
+        await engine.aclose()
+    assert heard.end.reason is FinishReason.LENGTH
+    assert heard.pcm.shape == (4 * 1920,)
+    assert 0.01 < np.abs(heard.pcm).max() <= 1
+
+
+async def test_a_checkpoint_of_the_embedded_shape_speaks(tmp_path: Path) -> None:
+    engine = local(write_checkpoint(tmp_path, EMBEDDED))
+    await engine.start()
+    try:
+        heard = await listen(engine.submit(HELLO))
+    finally:
+        await engine.aclose()
+    assert heard.pcm.shape == (4 * 1920,)
+
+
+async def test_the_windowed_stage_speaks_through_the_same_door(tiny_folder: Path) -> None:
+    engine = local(tiny_folder, windowed_decode=True, windowed_context_frames=2)
+    await engine.start()
+    try:
+        heard = await listen(engine.submit(HELLO))
+    finally:
+        await engine.aclose()
+    assert heard.num_samples == 4 * 1920
+    assert any(chunk.provisional_tail_samples == 480 for chunk in heard.chunks)
+
+
+async def test_speech_of_every_family_ends_once(family: Family, family_folder: Path) -> None:
+    hello = structs.replace(HELLO, voice=family.voice)
+    engine = local(family_folder, kv_memory_mb=64)
+    await engine.start()
+    try:
+        before = engine.stats()
+        heard = await listen(engine.submit(hello))
+        assert heard.end.reason in (FinishReason.LENGTH, FinishReason.STOP)
+        assert heard.num_samples > 0
+        cancelled = engine.submit(structs.replace(hello, request_id="c", text="hello world " * 9, max_frames=200))
+        cancelled.cancel()
+        assert (await listen(cancelled)).end.reason is FinishReason.CANCELLED
+        after = engine.stats()
+        assert (after.slots_free, after.blocks_free) == (before.slots_free, before.blocks_free)
+    finally:
+        await engine.aclose()
+
+
+def copy_of(good: Path, folder: Path) -> Path:
+    """A folder of links to the same files: each may be replaced."""
+    for path in good.rglob("*"):
+        if path.is_file():
+            (folder / path.relative_to(good)).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path.relative_to(good)).symlink_to(path)
+    return folder
+
+
+@pytest.mark.parametrize("action", ["remove", "truncate"])
+async def test_every_file_that_is_missing_or_cut_short_is_named(
+    family: Family, family_folder: Path, tmp_path: Path, action: str
+) -> None:
+    for number, name in enumerate(family.files):
+        folder = copy_of(family_folder, tmp_path / f"broken {number}")
+        (folder / name).unlink()
+        if action == "truncate":
+            content = (family_folder / name).read_bytes()
+            (folder / name).write_bytes(content[: len(content) // 2] + b"\n\xff")
+        engine = local(folder)
+        with pytest.raises(CheckpointError, match=re.escape(Path(name).name)):
+            await engine.start()
+        assert not engine.is_alive
+
+
+@pytest.mark.parametrize("kind", ["nothing there", "a file", "an empty folder"])
+async def test_a_path_that_is_no_checkpoint_folder_is_told(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model"
+    if kind == "a file":
+        path.write_text("hello")
+    if kind == "an empty folder":
+        path.mkdir()
+    engine = local(path)
+    with pytest.raises(CheckpointError, match=r"is no checkpoint folder|is no folder|cannot be read"):
+        await engine.start()
+    with pytest.raises(EngineDead):
+        engine.submit(HELLO)
+
+
+async def test_the_tokenizer_of_another_model_is_told(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match="tokenizer_class is 'LlamaTokenizer'"):
+        await local(folder).start()
+
+
+def test_a_setting_that_is_unknown_or_out_of_range_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="unknown engine setting 'max_bacth'"):
+        create_engine(tmp_path, max_bacth=3)
+    with pytest.raises(InvalidRequest, match="max_batch_size is 0"):
+        create_engine(tmp_path, max_batch_size=0)
+
+
+@pytest.mark.parametrize("name", ["tpu", "", "cpu:1", "gpu", "cudafoo", "cuda:x", "cuda:-1"])
+def test_an_unknown_device_is_told_with_those_that_are_known(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="known: auto, cpu, cuda, cuda:N"):
+        choose_device(name)
+
+
+@pytest.mark.parametrize(("name", "num_devices"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+def test_a_device_that_is_not_there_is_told(name: str, num_devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
+    with pytest.raises(InvalidRequest, match=f"device is '{name}', but {num_devices} CUDA devices can be used"):
+        choose_device(name)
+
+
+def test_dtypes() -> None:
+    assert choose_dtype("auto", torch.device("cpu")) is torch.float32
+    assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
+    with pytest.raises(InvalidRequest, match="dtype is 'float16'; known: auto, float32, bfloat16"):
+        choose_dtype("float16", torch.device("cpu"))
+
+
+def test_no_text_is_said_to_fit_that_the_block_pool_cannot_hold(tiny_folder: Path) -> None:
+    few = load_engine(tiny_folder, EngineConfig(num_blocks=40, block_size=8), "cpu", "auto", is_embedded=False)
+    assert few.info.max_text_tokens == (320 - 64) // 11  # 64 frames, and a position and 10 frames for each
+    usual = load_engine(tiny_folder, EngineConfig(max_frames=50), "cpu", "auto", is_embedded=False)
+    assert usual.info.max_text_tokens == 50
+
+
+@pytest.mark.parametrize("num_blocks", [4, 40])
+def test_warming_up_with_little_memory_leaves_nothing_behind(tiny_folder: Path, num_blocks: int) -> None:
+    config = EngineConfig(num_blocks=num_blocks, block_size=8, watermark_blocks=0)
+    engine = load_engine(tiny_folder, config, "cpu", "auto", is_embedded=False).make_engine()
+    assert not engine.requests
+    assert not engine.events
+    assert not engine.has_work
+    assert engine.pool.num_free == num_blocks
+    assert engine.stage.num_free == engine.stage.num_slots
