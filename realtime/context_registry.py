@@ -11,7 +11,7 @@ from typing import Protocol
 from engine.api import SpeechError
 from realtime.errors import RequestRefused
 from realtime.option_resolver import OptionResolver
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from sessions.alignment.word_times import WordTime
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
@@ -20,8 +20,15 @@ from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseEv
 from sessions.response import Response
 from sessions.session import Session
 
-ContextIntent = on.OpenContext | on.AppendText | on.FlushContext | on.EndContext | on.CancelContext | on.FinishContexts
-TextIntent = on.AppendText | on.FlushContext | on.EndContext
+ContextIntent = (
+    model.OpenContext
+    | model.AppendText
+    | model.FlushContext
+    | model.EndContext
+    | model.CancelContext
+    | model.FinishContexts
+)
+TextIntent = model.AppendText | model.FlushContext | model.EndContext
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +58,7 @@ class ContextLimits:
 
 
 class EventSink(Protocol):
-    def __call__(self, event: on.DialectEvent, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
+    def __call__(self, event: model.DialectEvent, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
         """Tell the dialect, and carry out what it asks for; messages only while they are ``wanted``."""
         ...
 
@@ -84,12 +91,12 @@ class ContextRegistry:
         """Open ones that hold a place."""
         return sum(context.response is not None for context in self._open.values())
 
-    def handle(self, intent: ContextIntent) -> list[on.DialectEvent]:
+    def handle(self, intent: ContextIntent) -> list[model.DialectEvent]:
         """What is to be told at once. An intent on a context that is not open changes nothing."""
         self.session.touch()
         return [*self._apply(intent), *self._finish_if_done()]
 
-    async def query_heard(self, intent: on.QueryHeard) -> list[on.DialectEvent]:
+    async def query_heard(self, intent: model.QueryHeard) -> list[model.DialectEvent]:
         """Events to send once the words are found."""
         self.session.touch()
         response = self._past.get(intent.context)
@@ -99,7 +106,7 @@ class ContextRegistry:
         return (
             []
             if response.forgotten
-            else [on.HeardReported(intent.context, heard.text, heard.remaining, heard.audio_ms)]
+            else [model.HeardReported(intent.context, heard.text, heard.remaining, heard.audio_ms)]
         )
 
     async def wait_idle(self, timeout_s: float) -> None:
@@ -107,27 +114,29 @@ class ContextRegistry:
         if others := self._speaking - {asyncio.current_task()}:
             await asyncio.wait(others, timeout=timeout_s)
 
-    def idle(self, timeout_s: float, now: float) -> list[on.ContextIdle]:
+    def idle(self, timeout_s: float, now: float) -> list[model.ContextIdle]:
         """The contexts that nothing was said to, nor by, for so long."""
         quiet = (context for context in self._open.values() if context.pending is None)
-        return [on.ContextIdle(context.context_id) for context in quiet if now - context.last_activity_s >= timeout_s]
+        return [
+            model.ContextIdle(context.context_id) for context in quiet if now - context.last_activity_s >= timeout_s
+        ]
 
-    def _apply(self, intent: ContextIntent) -> list[on.DialectEvent]:
+    def _apply(self, intent: ContextIntent) -> list[model.DialectEvent]:
         match intent:
-            case on.OpenContext():
+            case model.OpenContext():
                 return self._begin(intent)
-            case on.FinishContexts():
+            case model.FinishContexts():
                 self._finishing = True
                 return []
         context = self._open.get(intent.context)
         if context is None:
             return []
         context.last_activity_s = now_s()
-        if isinstance(intent, on.CancelContext):
+        if isinstance(intent, model.CancelContext):
             return self._cancel(context, intent.played_ms)
         return self._wait(context, intent) if context.pending is not None else self._write(context, intent)
 
-    def _begin(self, intent: on.OpenContext) -> list[on.DialectEvent]:
+    def _begin(self, intent: model.OpenContext) -> list[model.DialectEvent]:
         if intent.context in self._open:
             return []
         line = "" if self.serial else intent.track
@@ -142,7 +151,7 @@ class ContextRegistry:
         self._open[intent.context] = ContextState(
             intent.context, settings, now_s(), line, waits, admitted=waits is not None
         )
-        return [on.ContextOpened(intent.context, warnings)]
+        return [model.ContextOpened(intent.context, warnings)]
 
     def _is_busy(self, line: str | None) -> bool:
         return line is not None and any(context.track == line for context in self._open.values())
@@ -153,7 +162,7 @@ class ContextRegistry:
         if len(self._open) >= self.limits.max_contexts:
             raise LimitExceeded(f"max_contexts of a connection is {self.limits.max_contexts}")
 
-    def _wait(self, context: ContextState, intent: TextIntent) -> list[on.DialectEvent]:
+    def _wait(self, context: ContextState, intent: TextIntent) -> list[model.DialectEvent]:
         """Keep it until the contexts before have ended."""
         assert context.pending is not None
         context.pending.append(intent)
@@ -163,36 +172,36 @@ class ContextRegistry:
             return self._fail(context, LimitExceeded(f"the text that waits for its turn may have {limit} characters"))
         return []
 
-    def _write(self, context: ContextState, intent: TextIntent) -> list[on.DialectEvent]:
+    def _write(self, context: ContextState, intent: TextIntent) -> list[model.DialectEvent]:
         if context.ended or (context.response is not None and context.response.is_done):
             return []
         match intent:
-            case on.AppendText():
+            case model.AppendText():
                 return self._append(context, intent.text, intent.last)
-            case on.FlushContext() if context.response is None:
-                return [on.ContextFlushed(context.context_id, 0.0)]
-            case on.FlushContext():
+            case model.FlushContext() if context.response is None:
+                return [model.ContextFlushed(context.context_id, 0.0)]
+            case model.FlushContext():
                 assert context.response is not None
                 context.response.flush()
                 return []
-            case on.EndContext():
+            case model.EndContext():
                 return self._end_text(context)
 
-    def _append(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
+    def _append(self, context: ContextState, text: str, last: bool) -> list[model.DialectEvent]:
         if context.response is None and text.strip():
             return self._stream_context(context, text.lstrip(), last)
         if context.response is not None:
             context.response.push_text(text)
         return self._end_text(context) if last else []
 
-    def _end_text(self, context: ContextState) -> list[on.DialectEvent]:
+    def _end_text(self, context: ContextState) -> list[model.DialectEvent]:
         context.ended = True
         if context.response is None:
-            return self._leave(context, on.ContextEnded(context.context_id))
+            return self._leave(context, model.ContextEnded(context.context_id))
         context.response.end_input()
         return []
 
-    def _stream_context(self, context: ContextState, text: str, last: bool) -> list[on.DialectEvent]:
+    def _stream_context(self, context: ContextState, text: str, last: bool) -> list[model.DialectEvent]:
         """The first text: take a place, and speak."""
         try:
             if not context.admitted:
@@ -210,9 +219,9 @@ class ContextRegistry:
         task.add_done_callback(self._speaking.discard)
         return []
 
-    def _cancel(self, context: ContextState, played_ms: float | None) -> list[on.DialectEvent]:
+    def _cancel(self, context: ContextState, played_ms: float | None) -> list[model.DialectEvent]:
         if context.response is None:
-            return self._leave(context, on.ContextEnded(context.context_id, "cancelled"))
+            return self._leave(context, model.ContextEnded(context.context_id, "cancelled"))
         context.response.cancel(played_ms)
         return []
 
@@ -227,10 +236,10 @@ class ContextRegistry:
                 for told in _to_dialect_event(context.context_id, response, event):
                     await self.send_event(told, lambda: not response.is_done)
 
-    def _fail(self, context: ContextState, error: SpeechError) -> list[on.DialectEvent]:
+    def _fail(self, context: ContextState, error: SpeechError) -> list[model.DialectEvent]:
         return self._leave(context, _failed(context.context_id, error))
 
-    def _leave(self, context: ContextState, ended: on.ContextEnded) -> list[on.DialectEvent]:
+    def _leave(self, context: ContextState, ended: model.ContextEnded) -> list[model.DialectEvent]:
         del self._open[context.context_id]
         self._apply_pending(context)
         return [ended]
@@ -240,12 +249,12 @@ class ContextRegistry:
         self._num_waiting_chars -= sum(map(_weight, waits))
         return waits
 
-    def _finish_if_done(self) -> list[on.DialectEvent]:
+    def _finish_if_done(self) -> list[model.DialectEvent]:
         """Whose turn is it, and has everything ended?"""
         told = [event for context in self._is_current() for event in self._drain_pending(context)]
         if self._finishing and not self._open:
             self._finishing = False
-            told.append(on.AllContextsEnded())
+            told.append(model.AllContextsEnded())
         return told
 
     def _is_current(self) -> Iterator[ContextState]:
@@ -261,7 +270,7 @@ class ContextRegistry:
             busy.add(context.track)
         return None
 
-    def _drain_pending(self, context: ContextState) -> list[on.DialectEvent]:
+    def _drain_pending(self, context: ContextState) -> list[model.DialectEvent]:
         context.last_activity_s = now_s()
         return [event for intent in self._apply_pending(context) for event in self._apply(intent)]
 
@@ -273,27 +282,27 @@ class ContextRegistry:
 
 
 def _weight(intent: TextIntent) -> int:
-    return 1 + len(intent.text) if isinstance(intent, on.AppendText) else 1
+    return 1 + len(intent.text) if isinstance(intent, model.AppendText) else 1
 
 
-def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> Iterator[on.DialectEvent]:
+def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> Iterator[model.DialectEvent]:
     def ms(sample: int) -> float:
         return max(1000 * (sample - response.pre_skip_samples) / response.format.sample_rate, 0.0)
 
     match event:
         case ResponseAudio():
             end_sample = event.start_sample + event.num_samples
-            yield on.ContextAudio(
+            yield model.ContextAudio(
                 context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample), event.packets
             )
         case ResponseWordTimes():
-            yield on.ContextWords(context_id, tuple(_timed(word) for word in event.words))
+            yield model.ContextWords(context_id, tuple(_timed(word) for word in event.words))
         case FlushCompleted():
-            yield on.ContextFlushed(context_id, ms(event.end_sample))
+            yield model.ContextFlushed(context_id, ms(event.end_sample))
 
 
-def _timed(word: WordTime) -> on.TimedWord:
-    return on.TimedWord(
+def _timed(word: WordTime) -> model.TimedWord:
+    return model.TimedWord(
         text=word.text,
         start_ms=word.start_ms,
         end_ms=word.end_ms,
@@ -304,12 +313,12 @@ def _timed(word: WordTime) -> on.TimedWord:
     )
 
 
-def _ended(context_id: str, done: ResponseFinished) -> on.ContextEnded:
+def _ended(context_id: str, done: ResponseFinished) -> model.ContextEnded:
     heard: HeardText = done.heard
-    return on.ContextEnded(
+    return model.ContextEnded(
         context_id, done.status.value, done.audio_ms, heard.text, heard.remaining, heard.audio_ms, error=done.error
     )
 
 
-def _failed(context_id: str, error: SpeechError) -> on.ContextEnded:
-    return on.ContextEnded(context_id, "failed", error=error.info)
+def _failed(context_id: str, error: SpeechError) -> model.ContextEnded:
+    return model.ContextEnded(context_id, "failed", error=error.info)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from engine.api import EngineInfo
-from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
+from realtime.protocol.model import RequestedFormat, SpeechOptions
 from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.languages import known_language
 from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from engine.api import ErrorInfo, SpeechError
 from realtime.calls.call_reply import CallReply
 from realtime.calls.playout import CallPlayout
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 from realtime.protocol.events import HeardBody
-from realtime.protocol.telephony.base import Message
+from realtime.protocol.model import Message
 from sessions.config import SpeechSettings
 from sessions.errors import (
     DuplicateResponse,
@@ -49,7 +49,7 @@ class Call:
         limits: CallLimits,
         *,
         check_can_start: Callable[[], None],
-        on_event: Callable[[on.CallEvent], None],
+        on_event: Callable[[model.CallEvent], None],
         send_nowait: Callable[[Message], None],
         hang_up: Callable[[str], None],
     ) -> None:
@@ -73,24 +73,24 @@ class Call:
     def is_busy(self) -> bool:
         return bool(self._speaking or self._queue or self._unplayed)
 
-    async def handle_command(self, command: on.Command) -> on.CallEvent | None:
+    async def handle_command(self, command: model.Command) -> model.CallEvent | None:
         """Gives the answer, if there is one. Raises ``SessionError`` or ``RequestRefused``."""
         self._session.touch()
         match command:
-            case on.SayCommand():
+            case model.SayCommand():
                 return self._append_text(command)
-            case on.AppendCommand():
+            case model.AppendCommand():
                 self._reply(command.reply_id).append(command.text)
-            case on.MarkCommand():
+            case model.MarkCommand():
                 self._reply(command.reply_id).mark(command.name, self._limits.max_marks)
-            case on.EndReplyCommand():
+            case model.EndReplyCommand():
                 self._reply(command.reply_id).end()
-            case on.InterruptCommand():
+            case model.InterruptCommand():
                 self.interrupt("agent")
                 await asyncio.sleep(0)  # the clear is on its way before the answer is
-            case on.HangUpCommand(after_speech=True) if self.is_busy:
+            case model.HangUpCommand(after_speech=True) if self.is_busy:
                 self._leaving = True
-            case on.HangUpCommand():
+            case model.HangUpCommand():
                 self._hang_up("agent")
         return None
 
@@ -98,10 +98,10 @@ class Call:
         """The caller speaks."""
         if self.is_busy:
             self._session.touch()
-            self._tell(on.CallerBargeIn(call_id=self.call_id))
+            self._tell(model.CallerBargeIn(call_id=self.call_id))
             self.interrupt("caller")
 
-    def interrupt(self, cause: on.Cause) -> None:
+    def interrupt(self, cause: model.Cause) -> None:
         """Once this returns, nothing of what was said so far is sent any more."""
         played = self.line.played()
         cut = [*self._unplayed, *filter(None, [self._speaking]), *self._queue]
@@ -118,11 +118,11 @@ class Call:
 
     def on_dtmf(self, digit: str) -> None:
         self._session.touch()
-        self._tell(on.CallDtmf(call_id=self.call_id, digit=digit))
+        self._tell(model.CallDtmf(call_id=self.call_id, digit=digit))
 
     def on_text(self, text: str) -> None:
         self._session.touch()
-        self._tell(on.CallerText(call_id=self.call_id, text=text))
+        self._tell(model.CallerText(call_id=self.call_id, text=text))
 
     async def run(self) -> None:
         """Speak whatever comes."""
@@ -180,7 +180,7 @@ class Call:
     async def _mark(self, reply: CallReply, name: str, wanted: Callable[[], bool]) -> None:
         def heard(confirmed: bool) -> None:
             self._tell(
-                on.CallMarkReached(call_id=self.call_id, reply_id=reply.reply_id, name=name, confirmed=confirmed)
+                model.CallMarkReached(call_id=self.call_id, reply_id=reply.reply_id, name=name, confirmed=confirmed)
             )
 
         await self.line.mark(heard, wanted)
@@ -204,7 +204,9 @@ class Call:
         self._unplayed.remove(reply)
         played_ms = 1000 * reply.num_samples / self.line.format.sample_rate
         self._tell(
-            on.CallReplyPlayed(call_id=self.call_id, reply_id=reply.reply_id, played_ms=played_ms, confirmed=confirmed)
+            model.CallReplyPlayed(
+                call_id=self.call_id, reply_id=reply.reply_id, played_ms=played_ms, confirmed=confirmed
+            )
         )
         self._hang_up_if_requested()
 
@@ -212,7 +214,7 @@ class Call:
         if self._leaving and not self.is_busy:
             self._hang_up("agent")
 
-    def _append_text(self, say: on.SayCommand) -> on.CallReplyAccepted:
+    def _append_text(self, say: model.SayCommand) -> model.CallReplyAccepted:
         known = {reply.reply_id for reply in self._find_reply()}
         if len(known) >= self._limits.max_replies:
             raise LimitExceeded(f"max_replies of a call is {self._limits.max_replies}")
@@ -226,7 +228,7 @@ class Call:
             reply.end()
         self._queue.append(reply)
         self._more.set()
-        return on.CallReplyAccepted(call_id=self.call_id, reply_id=reply_id)
+        return model.CallReplyAccepted(call_id=self.call_id, reply_id=reply_id)
 
     def _find_reply(self) -> Iterator[CallReply]:
         yield from self._unplayed
@@ -239,13 +241,13 @@ class Call:
                 return reply
         raise UnknownResponse(f"reply {reply_id!r} is unknown, or was heard or interrupted", "reply_id")
 
-    def _interrupt_reply(self, reply: CallReply, played: int, cause: on.Cause) -> None:
+    def _interrupt_reply(self, reply: CallReply, played: int, cause: model.Cause) -> None:
         heard = reply.heard_text(played, self.line.format.sample_rate)
         if reply.response is not None:
             reply.response.cancel(reply.played_ms(played, self.line.format.sample_rate))
         reply.changed.set()
         self._tell(
-            on.CallReplyInterrupted(
+            model.CallReplyInterrupted(
                 call_id=self.call_id, reply_id=reply.reply_id, cause=cause, heard=_to_heard_body(heard)
             )
         )
@@ -256,7 +258,9 @@ class Call:
 
     def _emit_failed(self, reply: CallReply, error: ErrorInfo, heard: HeardText) -> None:
         self._tell(
-            on.CallReplyFailed(call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_to_heard_body(heard))
+            model.CallReplyFailed(
+                call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_to_heard_body(heard)
+            )
         )
 
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from realtime.errors import RequestRefused
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 from sessions.vad.scheduler import VadScheduler
 
-CommandHandler = Callable[[on.Command], Awaitable[on.CallEvent | None]]
+CommandHandler = Callable[[model.Command], Awaitable[model.CallEvent | None]]
 
 
 @dataclass(slots=True, eq=False)
 class RegisteredCall:
     # Whose it is.
     caller_name: str
-    connected: on.CallConnected
+    connected: model.CallConnected
     handle_command: CommandHandler
     # Its line is in this process.
     is_local: bool = True
@@ -30,7 +30,7 @@ class RemoteCalls(Protocol):
 
     def connected(self, call: RegisteredCall) -> None: ...
 
-    def forward_event(self, event: on.CallEvent) -> None: ...
+    def forward_event(self, event: model.CallEvent) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class AgentSubscription:
     local_only: bool
     max_events: int
     # ``None``: there will be no more.
-    events: asyncio.Queue[on.CallEvent | None] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[model.CallEvent | None] = field(default_factory=asyncio.Queue)
     # The subscriber's event queue overflowed.
     is_overflowed: bool = False
 
@@ -50,7 +50,7 @@ class AgentSubscription:
         mine = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
         return mine and (call.is_local or not self.local_only)
 
-    def enqueue(self, event: on.CallEvent) -> None:
+    def enqueue(self, event: model.CallEvent) -> None:
         if self.is_overflowed:
             return
         if self.events.qsize() >= self.max_events:
@@ -97,7 +97,7 @@ class CallRegistry:
         finally:
             self._agents.remove(agent)
 
-    def calls(self, caller_name: str) -> list[on.CallConnected]:
+    def calls(self, caller_name: str) -> list[model.CallConnected]:
         return [call.connected for call in self._calls.values() if call.caller_name == caller_name]
 
     def local_calls(self) -> list[RegisteredCall]:
@@ -111,10 +111,10 @@ class CallRegistry:
             raise RequestRefused("unknown_call", f"call {call_id[:64]!r} is unknown, or has ended", "call_id")
         return call
 
-    def publish(self, call: RegisteredCall, event: on.CallEvent) -> None:
+    def publish(self, call: RegisteredCall, event: model.CallEvent) -> None:
         for agent in filter(lambda agent: agent.matches(call), self._agents):
             agent.enqueue(event)
-            if isinstance(event, on.CallEnded) and agent.call_id is not None:
+            if isinstance(event, model.CallEnded) and agent.call_id is not None:
                 agent.events.put_nowait(None)
         if call.is_local and self.elsewhere is not None:
             self.elsewhere.forward_event(event)
@@ -126,15 +126,15 @@ class CallRegistry:
         if call.is_local and self.elsewhere is not None:
             self.elsewhere.connected(call)
 
-    def on_remote_event(self, event: on.CallEvent) -> None:
+    def on_remote_event(self, event: model.CallEvent) -> None:
         """An event of a call whose line is in another process. After the last one it is forgotten."""
         call = self._calls.get(event.call_id or "")
         if call is None or call.is_local:
             return
         self.publish(call, event)
-        if isinstance(event, on.CallEnded):
+        if isinstance(event, model.CallEnded):
             del self._calls[event.call_id]
 
     def remove_remote_call(self, call_id: str) -> None:
         """The process that has its line is gone, or out of reach."""
-        self.on_remote_event(on.CallEnded(call_id=call_id, reason="internal_error"))
+        self.on_remote_event(model.CallEnded(call_id=call_id, reason="internal_error"))

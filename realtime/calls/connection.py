@@ -15,7 +15,7 @@ from realtime.calls.call import Call, CallLimits
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
 from realtime.calls.playout import CallPlayout, PlayoutSettings
 from realtime.errors import RemoteProtocolError, rule_for
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 from realtime.protocol.close import CloseCode
 from realtime.protocol.telephony import base
 from realtime.server import SpeechServer
@@ -145,8 +145,8 @@ class CallConnection:
         log.info("telephony protocol error", extra={"code": info.code, "dialect": self._dialect.name})
         self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
 
-    async def _handle_event(self, event: base.TelephonyEvent) -> None:
-        if isinstance(event, base.StreamStarted):
+    async def _handle_event(self, event: model.TelephonyEvent) -> None:
+        if isinstance(event, model.StreamStarted):
             if self._settings.barge_in and not load_model.cache_info().currsize:
                 await asyncio.to_thread(load_model)  # takes a good part of a second, once
             self._start(event)
@@ -155,24 +155,24 @@ class CallConnection:
             return
         call = self._call
         match event:
-            case base.StreamEnded():
+            case model.StreamEnded():
                 self._hang_up("caller")
             case _ if call is None:
                 raise RemoteProtocolError("invalid_event", "the call has not started")
-            case base.CallerAudioReceived():
+            case model.CallerAudioReceived():
                 self._process_caller_audio(call, event)
-            case base.DtmfReceived():
+            case model.DtmfReceived():
                 call.on_dtmf(event.digit)
-            case base.MarkPlayed():
+            case model.MarkPlayed():
                 call.line.on_mark_reached(event.name)
-            case base.FlowControl():
+            case model.FlowControl():
                 call.line.set_paused(event.on)
-            case base.RemoteBargeIn():
+            case model.RemoteBargeIn():
                 call.barge_in()
-            case base.TextReceived():
+            case model.TextReceived():
                 call.on_text(event.text)
 
-    def _process_caller_audio(self, call: Call, audio: base.CallerAudioReceived) -> None:
+    def _process_caller_audio(self, call: Call, audio: model.CallerAudioReceived) -> None:
         """Doubled and late packets are passed over; for lost ones nothing is made up."""
         if self._is_late(audio.number) or self._ear is None:
             return
@@ -191,7 +191,7 @@ class CallConnection:
         self._last_number = number
         return False
 
-    def _start(self, started: base.StreamStarted) -> None:
+    def _start(self, started: model.StreamStarted) -> None:
         line = started.line
         call_id = f"call-{secrets.token_hex(8)}"
         settings = replace(
@@ -200,7 +200,7 @@ class CallConnection:
             lead_ms=self._settings.lead_ms + self._settings.generation_lead_ms,
             align_eagerly=True,
         )
-        connected = on.CallConnected(
+        connected = model.CallConnected(
             call_id=call_id,
             provider=self._dialect.name,
             provider_call_id=started.call_id,
@@ -227,7 +227,7 @@ class CallConnection:
         self._speaking = [self._tasks.create_task(part, name="voicewire call") for part in work]
         log.info("call connected", extra={"session_id": self._session.session_id, "dialect": self._dialect.name})
 
-    def _publish_event(self, event: on.CallEvent) -> None:
+    def _publish_event(self, event: model.CallEvent) -> None:
         if self._live is not None:
             self._switchboard.publish(self._live, event)
 
@@ -239,7 +239,7 @@ class CallConnection:
         self._call.interrupt("hang_up")
         if self._ear is not None:
             self._switchboard.vad_scheduler.remove(self._ear)
-        self._publish_event(on.CallEnded(call_id=self._call.call_id, reason=self._reason))
+        self._publish_event(model.CallEnded(call_id=self._call.call_id, reason=self._reason))
         self._live = None
         self._entered.close()
         self._session.detach()

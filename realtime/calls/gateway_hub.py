@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 
 log = logging.getLogger("voicewire.calls")
 
@@ -32,13 +32,13 @@ class CallAnnounced(HubMessage, tag="here", frozen=True):
     """The sender has this call. Told when it is connected, and again whenever a gateway joins."""
 
     caller_name: str
-    connected: on.CallConnected
+    connected: model.CallConnected
 
 
 class CallEventForwarded(HubMessage, tag="told", frozen=True):
     """Of a call of the sender's."""
 
-    event: on.CallEvent
+    event: model.CallEvent
 
 
 class CommandRequested(HubMessage, tag="asked", frozen=True):
@@ -47,14 +47,14 @@ class CommandRequested(HubMessage, tag="asked", frozen=True):
     number: str
     caller_name: str
     call_id: str
-    command: on.Command
+    command: model.Command
 
 
 class CommandAnswered(HubMessage, tag="answered", frozen=True):
     """Answer for the gateway that asked with this number."""
 
     number: str
-    answer: on.CallEvent | None
+    answer: model.CallEvent | None
 
 
 class PeerJoined(HubMessage, tag="joined", frozen=True):

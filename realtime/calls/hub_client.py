@@ -27,7 +27,7 @@ from realtime.calls.gateway_hub import (
     encode_message,
 )
 from realtime.errors import RequestRefused
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 
 log = logging.getLogger("voicewire.calls")
 
@@ -44,7 +44,7 @@ class HubClient:
         # The gateway of each remote call.
         self._gateways: dict[str, int] = {}
         # By number: the call, and what waits for the answer.
-        self._asked: dict[str, tuple[str, asyncio.Future[on.CallEvent | None]]] = {}
+        self._asked: dict[str, tuple[str, asyncio.Future[model.CallEvent | None]]] = {}
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -64,7 +64,7 @@ class HubClient:
     def connected(self, call: RegisteredCall) -> None:
         self._send(CallAnnounced(call.caller_name, call.connected))
 
-    def forward_event(self, event: on.CallEvent) -> None:
+    def forward_event(self, event: model.CallEvent) -> None:
         self._send(CallEventForwarded(event))
 
     async def _run(self, path: Path, linked: asyncio.Event) -> None:
@@ -98,7 +98,7 @@ class HubClient:
                 self._arrived(sender, message)
             case CallEventForwarded():
                 self._switchboard.on_remote_event(message.event)
-                if isinstance(message.event, on.CallEnded):
+                if isinstance(message.event, model.CallEnded):
                     self._remove_gateway([message.event.call_id])
             case PeerLeft():
                 self._remove_gateway([call_id for call_id, gateway in self._gateways.items() if gateway == sender])
@@ -112,7 +112,7 @@ class HubClient:
         if call_id in self._gateways:
             return
 
-        async def ask(command: on.Command) -> on.CallEvent | None:
+        async def ask(command: model.Command) -> model.CallEvent | None:
             return await self._ask(here.caller_name, call_id, command)
 
         self._gateways[call_id] = gateway
@@ -125,10 +125,10 @@ class HubClient:
             answer.set_result(message.answer)
             await asyncio.sleep(0)  # what follows is told behind the answer
 
-    async def _ask(self, caller_name: str, call_id: str, command: on.Command) -> on.CallEvent | None:
+    async def _ask(self, caller_name: str, call_id: str, command: model.Command) -> model.CallEvent | None:
         """Raises ``RequestRefused``."""
         number = secrets.token_hex(8)
-        answer: asyncio.Future[on.CallEvent | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[model.CallEvent | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = call_id, answer
         try:
             self._send(CommandRequested(number, caller_name, call_id, command))
@@ -138,7 +138,7 @@ class HubClient:
             raise RequestRefused("overloaded", f"the gateway of call {call_id!r} does not answer") from None
         finally:
             del self._asked[number]
-        if isinstance(told, on.CommandRefused):
+        if isinstance(told, model.CommandRefused):
             raise RequestRefused(told.code, told.message, told.param, told.retry_after_ms)
         return told
 
@@ -146,11 +146,11 @@ class HubClient:
         """An agent of another gateway speaks into a call. If it has ended, its end is told already."""
         if asked.call_id not in (call.connected.call_id for call in self._switchboard.local_calls()):
             return
-        answer: on.CallEvent | None
+        answer: model.CallEvent | None
         try:
             answer = await self._switchboard.call(asked.caller_name, asked.call_id).handle_command(asked.command)
         except SpeechError as error:
-            answer = on.CommandRefused.from_info(error.info, asked.call_id)
+            answer = model.CommandRefused.from_info(error.info, asked.call_id)
         self._send(CommandAnswered(asked.number, answer))
 
     def _remove_gateway(self, call_ids: list[str]) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from realtime.protocol.telephony.base import Message, TelephonyDialect, TelephonyFormat
+from realtime.protocol.model import Message, TelephonyFormat
+from realtime.protocol.telephony.base import TelephonyDialect
 from sessions.audio.pacer import Pacer, PacerSettings
 from sessions.clock import WakeEvent, is_due, next_tick, now_s
 from sessions.vad.echo_suppression import PlayoutLevel

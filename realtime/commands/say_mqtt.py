@@ -16,7 +16,7 @@ from realtime.commands.say_remote import BYTES_PER_SAMPLE, SAMPLE_RATE, ServerEr
 from realtime.mqtt.client import MqttAudio, MqttClientSession, open_session, settings_of
 from realtime.mqtt.connection import BrokerDisconnected
 from realtime.protocol.events import ResponseDone
-from realtime.protocol.mqtt import messages as wire
+from realtime.protocol.mqtt import messages
 from sessions.events import ResponseStatus
 
 BURST_LEAD_MS = 0
@@ -47,7 +47,7 @@ async def speak(session: MqttClientSession, args: argparse.Namespace) -> Respons
     return done
 
 
-def to_native_events(done: wire.MqttDone) -> ResponseDone:
+def to_native_events(done: messages.MqttDone) -> ResponseDone:
     return ResponseDone(
         response_id=REPLY,
         response=done.reply,
@@ -59,13 +59,13 @@ def to_native_events(done: wire.MqttDone) -> ResponseDone:
     )
 
 
-def speech_options(args: argparse.Namespace) -> wire.MqttOpen:
-    return wire.MqttOpen(
+def speech_options(args: argparse.Namespace) -> messages.MqttOpen:
+    return messages.MqttOpen(
         voice=args.voice,
         language=None if args.language == "auto" else args.language,
         seed=args.seed,
         lead_ms=BURST_LEAD_MS if args.output else PLAYER_LEAD_MS,
-        format=wire.MqttFormat(encoding="pcm_s16le", sample_rate=SAMPLE_RATE),
+        format=messages.MqttFormat(encoding="pcm_s16le", sample_rate=SAMPLE_RATE),
     )
 
 
@@ -84,26 +84,26 @@ async def feed_text(session: MqttClientSession, text: str) -> AsyncIterator[None
 async def pump_text(session: MqttClientSession, text: str) -> None:
     if text == "-":
         async for piece in arriving_text(sys.stdin.fileno()):
-            await session.send(wire.MqttText(d=piece))
+            await session.send(messages.MqttText(d=piece))
     else:
-        await session.send(wire.MqttText(d=text))
-    await session.send(wire.MqttEnd())
+        await session.send(messages.MqttText(d=text))
+    await session.send(messages.MqttEnd())
 
 
-async def write_audio(session: MqttClientSession, output: Output, progress: SpeechProgress) -> wire.MqttDone:
+async def write_audio(session: MqttClientSession, output: Output, progress: SpeechProgress) -> messages.MqttDone:
     async for told in session:
         match told:
             case MqttAudio():
                 await output.write(told.data)
                 progress.add(len(told.data) // BYTES_PER_SAMPLE)
-            case wire.MqttStarted():
+            case messages.MqttStarted():
                 for warning in told.warnings:
                     print(warning, file=sys.stderr)
-            case wire.MqttDone():
+            case messages.MqttDone():
                 return told
-            case wire.MqttFailed():
+            case messages.MqttFailed():
                 raise ServerError(told.error.message)
-            case wire.MqttClosed():
+            case messages.MqttClosed():
                 raise ServerError(f"the session was closed: {told.reason}")
     raise AssertionError("what a session tells last is that it is closed")
 
@@ -113,7 +113,9 @@ async def cancel_on_sigint(session: MqttClientSession) -> AsyncIterator[None]:
     """Ctrl-C ends the reply and nothing else, so that its end is told and what was written stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     cancels: list[asyncio.Task[None]] = []
-    loop.add_signal_handler(signal.SIGINT, lambda: cancels.append(loop.create_task(session.send(wire.MqttCancel()))))
+    loop.add_signal_handler(
+        signal.SIGINT, lambda: cancels.append(loop.create_task(session.send(messages.MqttCancel())))
+    )
     try:
         yield
     finally:

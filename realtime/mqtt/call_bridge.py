@@ -10,7 +10,8 @@ from realtime.auth import Principal
 from realtime.calls.call_registry import CallRegistry
 from realtime.errors import LocalProtocolError, RemoteProtocolError, RequestRefused
 from realtime.mqtt.connection import MqttConnection, Publication
-from realtime.protocol import call_events as on
+from realtime.protocol import model
+from realtime.protocol.call_events import parse_command, serialize
 from realtime.protocol.mqtt.messages import JSON
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
@@ -66,20 +67,20 @@ class MqttCallBridge:
             try:
                 answer = await self._switchboard.call(self._owner.name, call_id).handle_command(self._parse(payload))
             except SpeechError as error:
-                answer = on.CommandRefused.from_info(error.info, call_id)
+                answer = model.CommandRefused.from_info(error.info, call_id)
                 self._server.metrics.refused(answer.code)
             if answer is not None:
                 await self._publish(call_id, answer)
 
-    def _parse(self, payload: bytes) -> on.Command:
+    def _parse(self, payload: bytes) -> model.Command:
         limit = self._server.config.limits.max_message_bytes
         if len(payload) > limit:
             raise RemoteProtocolError("message_too_big", f"max_message_bytes is {limit}, a message has {len(payload)}")
-        return on.parse_command(payload)
+        return parse_command(payload)
 
-    async def _publish(self, call_id: str, event: on.CallEvent) -> None:
+    async def _publish(self, call_id: str, event: model.CallEvent) -> None:
         topic = self._topics.call_events(self._worker, call_id)
-        said = Publication(topic=topic, payload=on.serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
+        said = Publication(topic=topic, payload=serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
         try:
             await self._line.publish(said)
         except (RequestRefused, LocalProtocolError) as error:  # agents do not hear of it, and the call goes on

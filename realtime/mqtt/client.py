@@ -17,7 +17,7 @@ from realtime.errors import RequestRefused
 from realtime.integration_config import MqttSettings
 from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import IncomingMessage, MqttConnection, Publication
-from realtime.protocol.mqtt import messages as say
+from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.audio import AudioHeader, parse_header
 from realtime.protocol.mqtt.topics import Topics
 
@@ -37,28 +37,30 @@ class MqttAudio(NamedTuple):
 class MqttClientSession:
     """``async with open_session(...)``; one task iterates. Every method raises ``BrokerDisconnected``."""
 
-    def __init__(self, line: MqttConnection, arrivals: AsyncIterator[IncomingMessage], opened: say.MqttOpened) -> None:
+    def __init__(
+        self, line: MqttConnection, arrivals: AsyncIterator[IncomingMessage], opened: messages.MqttOpened
+    ) -> None:
         self.opened = opened
         self._line, self._arrivals = line, arrivals
         self._num_sent = 0
 
-    async def send(self, message: say.ClientMessage) -> None:
+    async def send(self, message: messages.ClientMessage) -> None:
         """Numbered as it should be. Raises ``SessionRefused`` when the broker does not allow it."""
         numbered = msgspec.structs.replace(message, seq=self._num_sent)
         self._num_sent += 1
         with _map_broker_errors():
-            await self._line.publish(Publication(topic=self.opened.inbox, payload=say.serialize(numbered), qos=1))
+            await self._line.publish(Publication(topic=self.opened.inbox, payload=messages.serialize(numbered), qos=1))
 
-    def __aiter__(self) -> AsyncIterator[MqttAudio | say.ServerMessage]:
+    def __aiter__(self) -> AsyncIterator[MqttAudio | messages.ServerMessage]:
         return self._receive()
 
-    async def _receive(self) -> AsyncIterator[MqttAudio | say.ServerMessage]:
+    async def _receive(self) -> AsyncIterator[MqttAudio | messages.ServerMessage]:
         async for arrival in self._arrivals:
             if arrival.topic == self.opened.audio:
                 yield MqttAudio(parse_header(arrival.user), arrival.payload)
             elif arrival.topic == self.opened.ev:
-                yield (event := say.parse_server_message(arrival.payload))
-                if isinstance(event, say.MqttClosed):
+                yield (event := messages.parse_server_message(arrival.payload))
+                if isinstance(event, messages.MqttClosed):
                     return
 
 
@@ -87,7 +89,7 @@ def settings_of(url: str) -> MqttSettings:
 
 @asynccontextmanager
 async def open_session(
-    settings: MqttSettings, wanted: say.MqttOpen, client: str | None = None
+    settings: MqttSettings, wanted: messages.MqttOpen, client: str | None = None
 ) -> AsyncIterator[MqttClientSession]:
     """Raises ``BrokerDisconnected`` or ``SessionRefused``. When it ends, so does the session, also
     if this process dies.
@@ -102,7 +104,7 @@ async def open_session(
         with _map_broker_errors():
             for topic in (topics.responses(client), place.audio, place.events):
                 await line.subscribe(topic, qos=0 if topic == place.audio else 1)
-            message = say.serialize(msgspec.structs.replace(wanted, sid=sid))
+            message = messages.serialize(msgspec.structs.replace(wanted, sid=sid))
             opened = await _open(line, arrivals, topics, client, message, settings.response_timeout_s)
         try:
             yield MqttClientSession(line, arrivals, opened)
@@ -127,7 +129,7 @@ async def _open(
     client: str,
     payload: str,
     timeout_s: float,
-) -> say.MqttOpened:
+) -> messages.MqttOpened:
     answers, tag = topics.responses(client), secrets.token_bytes(8)
     await line.publish(
         Publication(
@@ -144,9 +146,9 @@ async def _open(
             async for arrival in arrivals:
                 if arrival.topic == answers and arrival.correlation == tag:
                     break
-            answer = say.parse_answer(arrival.payload)
+            answer = messages.parse_answer(arrival.payload)
     except TimeoutError:
         raise MqttSessionRejected(f"no server answers on {topics.open}") from None
-    if isinstance(answer, say.MqttRefusal):
+    if isinstance(answer, messages.MqttRefusal):
         raise MqttSessionRejected(f"{answer.error.code}: {answer.error.message}")
     return answer

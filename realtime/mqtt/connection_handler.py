@@ -20,7 +20,7 @@ from realtime.mqtt.session_table import MqttSessionTable
 from realtime.mqtt.session_transport import MqttReplyTransport, MqttSessionTransport
 from realtime.mqtt.status_publisher import StatusPublisher
 from realtime.protocol.dialects.registry import DialectRoute
-from realtime.protocol.mqtt import messages as say
+from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
@@ -97,8 +97,8 @@ class MqttConnectionHandler:
         for topic in (self._topics.open, self._topics.say):
             await self._line.unsubscribe(self._topics.shared(topic))
 
-    def _read_status(self) -> say.MqttServerStatus:
-        return say.MqttServerStatus(
+    def _read_status(self) -> messages.MqttServerStatus:
+        return messages.MqttServerStatus(
             state="draining" if self._server.draining else "online",
             sessions=self.sessions.num_sessions,
             max_sessions=self.sessions.max_sessions,
@@ -151,32 +151,34 @@ class MqttConnectionHandler:
                 connection, link, answer = await self._prepare_session(held, client, arrival)
             except SpeechError as error:
                 self._log_error(error)
-                await self._answer(arrival, say.serialize(say.MqttRefusal(error=error.info)))
+                await self._answer(arrival, messages.serialize(messages.MqttRefusal(error=error.info)))
                 return
-            await self._answer(arrival, say.serialize(answer))
+            await self._answer(arrival, messages.serialize(answer))
             await connection.run(link)
             if link.farewell is not None:
                 await self._reject_unknown_session(link)
 
     async def _prepare_session(
         self, held: AsyncExitStack, client: str, arrival: IncomingMessage
-    ) -> tuple[DialectConnection, MqttSessionTransport, say.MqttOpened]:
+    ) -> tuple[DialectConnection, MqttSessionTransport, messages.MqttOpened]:
         """Take a place, and be there to hear. Raises what refuses a session."""
         self._check_size(arrival.payload)
-        wanted = say.parse_open(arrival.payload)
+        wanted = messages.parse_open(arrival.payload)
         sid = wanted.sid or secrets.token_hex(8)
         topics = self._topics.session(client, sid)
         held.enter_context(self.sessions.reserve(client, topics.inbox, topics.events))
         connection = self._run_session(
             held, SESSION_ROUTE, MqttSessionDialect(sid, wanted.to_options(self._settings.lead_ms))
         )
-        content_type = say.CONTENT_TYPES[wanted.format.encoding]
+        content_type = messages.CONTENT_TYPES[wanted.format.encoding]
         max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
         link = MqttSessionTransport(self._line, topics, content_type, self._settings.max_queued_per_session, max_bytes)
         self.sessions.register(topics.inbox, link)
         await self._line.subscribe(topics.inbox)
         held.push_async_callback(self._unsubscribe, topics.inbox)
-        answer = say.MqttOpened(sid=sid, worker=self._worker, inbox=topics.inbox, audio=topics.audio, ev=topics.events)
+        answer = messages.MqttOpened(
+            sid=sid, worker=self._worker, inbox=topics.inbox, audio=topics.audio, ev=topics.events
+        )
         return connection, link, answer
 
     async def _run_one_shot(self, client: str, arrival: IncomingMessage) -> None:
@@ -185,7 +187,7 @@ class MqttConnectionHandler:
                 connection, link = self._prepare_text(held, client, arrival)
             except SpeechError as error:
                 self._log_error(error)
-                await self._answer(arrival, say.serialize(failed(error.info)), last=True)
+                await self._answer(arrival, messages.serialize(failed(error.info)), last=True)
                 return
             await connection.run(link)
 
@@ -193,7 +195,7 @@ class MqttConnectionHandler:
         self, held: AsyncExitStack, client: str, arrival: IncomingMessage
     ) -> tuple[DialectConnection, MqttReplyTransport]:
         self._check_size(arrival.payload)
-        wanted = say.parse_say(arrival.payload)
+        wanted = messages.parse_say(arrival.payload)
         limit = self._server.config.limits.max_speech_request_chars
         if len(wanted.text) > limit:
             found = f"text has {len(wanted.text)} characters, max_speech_request_chars is {limit}"
@@ -203,7 +205,7 @@ class MqttConnectionHandler:
         connection = self._run_session(
             held, ONE_SHOT_ROUTE, MqttOneShotDialect(seat, wanted.to_options(0), wanted.text)
         )
-        content_type = say.CONTENT_TYPES[wanted.format.encoding]
+        content_type = messages.CONTENT_TYPES[wanted.format.encoding]
         link = MqttReplyTransport(self._line, arrival.response_topic or "", arrival.correlation, content_type)
         self.sessions.register(seat, link)
         return connection, link
@@ -230,15 +232,17 @@ class MqttConnectionHandler:
                 topic=arrival.response_topic or "",
                 payload=payload,
                 qos=1,
-                content_type=say.JSON,
+                content_type=messages.JSON,
                 correlation=arrival.correlation,
                 user=(("last", "1"),) if last else (),
             )
         )
 
     async def _reject_unknown_session(self, link: MqttSessionTransport) -> None:
-        closed = say.serialize(say.MqttClosed(reason=link.farewell or ""))
-        await self._line.publish(Publication(topic=link.topics.events, payload=closed, qos=1, content_type=say.JSON))
+        closed = messages.serialize(messages.MqttClosed(reason=link.farewell or ""))
+        await self._line.publish(
+            Publication(topic=link.topics.events, payload=closed, qos=1, content_type=messages.JSON)
+        )
 
     async def _unsubscribe(self, topic: str) -> None:
         with suppress(BrokerDisconnected):

@@ -18,7 +18,8 @@ from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
 from realtime.errors import RemoteProtocolError, RequestRefused, rule_for
-from realtime.protocol import call_events as on
+from realtime.protocol import model
+from realtime.protocol.call_events import parse_command, serialize
 from realtime.protocol.close import CloseCode
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
@@ -100,7 +101,7 @@ class AgentConnection:
 
     async def _send_events(self) -> None:
         while (event := await self._agent.events.get()) is not None:
-            await self._link.send(on.serialize(event))
+            await self._link.send(serialize(event))
         self._ending = True
         if self._agent.is_overflowed:
             await self._link.close(CloseCode.POLICY_VIOLATION, "slow_reader")
@@ -116,16 +117,16 @@ class AgentConnection:
                 raise RemoteProtocolError("invalid_event", "call_id must be given here", "call_id")
             answer = await self._switchboard.call(self._caller.name, call_id).handle_command(command)
         except SpeechError as error:
-            answer = on.CommandRefused.from_info(error.info, call_id)
+            answer = model.CommandRefused.from_info(error.info, call_id)
             self._count_error(answer.code)
         if answer is not None:
             self._agent.enqueue(answer)
 
-    def _parse(self, message: str | bytes) -> on.Command:
+    def _parse(self, message: str | bytes) -> model.Command:
         check_size(message, self._server.config.limits.max_message_bytes)
         if isinstance(message, bytes):
             raise RemoteProtocolError("binary_not_accepted", "this address takes text messages only")
-        return on.parse_command(message)
+        return parse_command(message)
 
     def _count_error(self, code: str) -> None:
         self._server.metrics.refused(code)
@@ -172,7 +173,7 @@ class CallHttpApi:
     async def command(self, request: Request) -> Response:
         caller = self._server.gatekeeper.require_api_key(request)
         call = self._switchboard.call(caller.name, request.path_params["call_id"])
-        answer = await call.handle_command(on.parse_command(await self._body(request)))
+        answer = await call.handle_command(parse_command(await self._body(request)))
         return JSONResponse({} if answer is None else msgspec.to_builtins(answer), 202)
 
     async def events(self, request: Request) -> Response:
@@ -195,10 +196,10 @@ class CallHttpApi:
                 continue
             if event is None:
                 break
-            yield f"data: {on.serialize(event)}\n\n"
+            yield f"data: {serialize(event)}\n\n"
         if agent.is_overflowed:
             error = RequestRefused("slow_reader", f"more events waited than max_events, {agent.max_events}")
-            yield f"data: {on.serialize(on.CommandRefused.from_info(error.info, agent.call_id))}\n\n"
+            yield f"data: {serialize(model.CommandRefused.from_info(error.info, agent.call_id))}\n\n"
 
     async def _body(self, request: Request) -> bytes:
         """Raises ``RequestRefused``."""

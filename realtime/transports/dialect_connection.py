@@ -17,8 +17,9 @@ from realtime.auth import UNKNOWN_KEY, Principal
 from realtime.context_registry import ContextIntent, ContextLimits, ContextRegistry
 from realtime.errors import ProtocolError, RequestRefused, http_status, rule_for
 from realtime.option_resolver import OptionResolver
+from realtime.protocol import model
 from realtime.protocol.close import CloseCode
-from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.server import SpeechServer
 from realtime.speech_api.overrides import merge_fields, override_settings
@@ -34,7 +35,14 @@ from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.dialects")
 
-OtherIntent = on.CloseConnection | on.AbortRequest | on.AuthenticateKey | on.Configure | on.QueryHeard | ContextIntent
+OtherIntent = (
+    model.CloseConnection
+    | model.AbortRequest
+    | model.AuthenticateKey
+    | model.Configure
+    | model.QueryHeard
+    | ContextIntent
+)
 # A connection that is closed waits at most so long until each context was told its end.
 CLOSE_GRACE_S = 0.5
 # Vendors' clients do not know this server's close codes.
@@ -45,7 +53,7 @@ WARNING = "X-Voicewire-Warning"
 class DialectConnection:
     """One client on one wire. ``enter``, ``converse``, ``aclose``."""
 
-    def __init__(self, server: SpeechServer, wire: DialectRoute, dialect: on.Dialect) -> None:
+    def __init__(self, server: SpeechServer, wire: DialectRoute, dialect: Dialect) -> None:
         self._server = server
         self._wire = wire
         self._dialect = dialect
@@ -86,7 +94,7 @@ class DialectConnection:
             self._open_session(caller)
         self._entered.enter_context(self._server.track_connection(self, caller))
 
-    def _validate_options(self, wish: on.SpeechOptions) -> tuple[str, ...]:
+    def _validate_options(self, wish: model.SpeechOptions) -> tuple[str, ...]:
         """What to warn of. Raises ``UnsupportedFormat``."""
         settings, warnings = self._grantor.resolve(wish)
         check_format(settings.format)
@@ -155,7 +163,7 @@ class DialectConnection:
             if not self._closing:
                 await self._receive(message)
 
-    async def _receive(self, message: on.Message) -> None:
+    async def _receive(self, message: model.Message) -> None:
         if self._session is not None:
             self._session.touch()
         try:
@@ -164,16 +172,16 @@ class DialectConnection:
         except SpeechError as error:
             await self._answer(error)
 
-    async def _execute(self, intents: Iterable[on.DialectCommand], wanted: Callable[[], bool] | None = None) -> None:
+    async def _execute(self, intents: Iterable[model.DialectCommand], wanted: Callable[[], bool] | None = None) -> None:
         for kind, run in itertools.groupby(list(intents), type):
-            if kind is on.SendMessage:
-                messages = list(cast(Iterable[on.SendMessage], run))
+            if kind is model.SendMessage:
+                messages = list(cast(Iterable[model.SendMessage], run))
                 await self._send(messages, wanted)
                 await self._count_errors(sum(message.is_refusal for message in messages))
             else:
                 await self._handle_command(cast(Iterable[OtherIntent], run))
 
-    async def _send(self, messages: Iterable[on.SendMessage], wanted: Callable[[], bool] | None) -> None:
+    async def _send(self, messages: Iterable[model.SendMessage], wanted: Callable[[], bool] | None) -> None:
         """Nothing comes between messages that belong together, however slowly the line takes them."""
         async with self._writing:
             for each in messages:
@@ -182,39 +190,39 @@ class DialectConnection:
     async def _handle_command(self, intents: Iterable[OtherIntent]) -> None:
         for intent in intents:
             match intent:
-                case on.CloseConnection():
+                case model.CloseConnection():
                     await self._close(intent.code, intent.reason)
-                case on.AbortRequest():
+                case model.AbortRequest():
                     await self._abort(intent)
-                case on.AuthenticateKey():
+                case model.AuthenticateKey():
                     self._authenticate(intent.key)
-                case on.Configure():
+                case model.Configure():
                     await self._configure(intent.fields)
                 case _:
                     for event in await self._handle_event(intent):
                         await self._send_event(event)
                         await self._count_refusal(event)
 
-    async def _handle_event(self, intent: ContextIntent | on.QueryHeard) -> list[on.DialectEvent]:
+    async def _handle_event(self, intent: ContextIntent | model.QueryHeard) -> list[model.DialectEvent]:
         if self._session is None:
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
         return (
             await self._contexts.query_heard(intent)
-            if isinstance(intent, on.QueryHeard)
+            if isinstance(intent, model.QueryHeard)
             else self._contexts.handle(intent)
         )
 
-    async def _send_event(self, event: on.DialectEvent, wanted: Callable[[], bool] | None = None) -> None:
-        if isinstance(event, on.ContextOpened):
+    async def _send_event(self, event: model.DialectEvent, wanted: Callable[[], bool] | None = None) -> None:
+        if isinstance(event, model.ContextOpened):
             self._log_warnings(event.warnings)
-        if isinstance(event, on.ContextEnded):
+        if isinstance(event, model.ContextEnded):
             log.info("context ended", extra=self._facts(event))
             self._server.metrics.inc("dialect_contexts_total", dialect=self._wire.path, status=event.status)
         await self._execute(self._dialect.send_event(event), wanted)
 
-    async def _count_refusal(self, event: on.DialectEvent) -> None:
+    async def _count_refusal(self, event: model.DialectEvent) -> None:
         """A context that fails in answer to a message counts as an error of the connection."""
-        if not isinstance(event, on.ContextEnded) or event.error is None:
+        if not isinstance(event, model.ContextEnded) or event.error is None:
             return
         self._server.metrics.refused(event.error.code)
         await self._count_errors(1)
@@ -237,7 +245,7 @@ class DialectConnection:
             self._warnings = warnings
             log.info("unsupported option ignored", extra={"dialect": self._wire.path})
 
-    def _facts(self, ended: on.ContextEnded) -> dict[str, object]:
+    def _facts(self, ended: model.ContextEnded) -> dict[str, object]:
         """Log fields of a context, without its text."""
         return {
             "session_id": self._session and self._session.session_id,
@@ -283,7 +291,7 @@ class DialectConnection:
             await self._contexts.wait_idle(CLOSE_GRACE_S)
         await self._link.close(code, reason)
 
-    async def _abort(self, abort: on.AbortRequest) -> None:
+    async def _abort(self, abort: model.AbortRequest) -> None:
         self._ending = True
         self._detach()
         error = abort.error

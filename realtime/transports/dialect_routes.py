@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.server import SpeechServer
 from realtime.transports.dialect_connection import DialectConnection, refusal
@@ -103,8 +103,8 @@ def dialect_routes(server: SpeechServer) -> list[BaseRoute]:
     ]
 
 
-def _handshake(request: HTTPConnection) -> on.ClientHandshake:
-    return on.ClientHandshake(
+def _handshake(request: HTTPConnection) -> model.ClientHandshake:
+    return model.ClientHandshake(
         path={name: str(value) for name, value in request.path_params.items()},
         query=dict(request.query_params),
         headers=dict(request.headers),

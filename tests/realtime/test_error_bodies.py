@@ -20,12 +20,11 @@ import msgspec
 
 from engine.api import ErrorInfo
 from realtime.errors import RULES, http_status
-from realtime.protocol import call_events as calls
-from realtime.protocol.dialects import base
+from realtime.protocol import call_events, model, native
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.protocol.events import ErrorEvent, HeardBody, ResponseDone
-from realtime.protocol.mqtt import messages as mqtt
-from realtime.protocol.native import serialize
+from realtime.protocol.mqtt import messages
 from realtime.transports.dialect_connection import refusal
 from realtime.transports.http_routes import openai_error, refusal_response
 from tests.realtime.dialects.exchange import call, read_exchanges, wire_of
@@ -42,12 +41,12 @@ def answer(response: Any) -> Any:
 
 def native_done(info: ErrorInfo) -> str:
     done = ResponseDone(response_id="r", response=1, status="failed", audio_samples=0, audio_ms=0.0, error=info)
-    return serialize(done)
+    return native.serialize(done)
 
 
 def reply_failed(info: ErrorInfo) -> str:
     heard = HeardBody(text="a", remaining="b", played_ms=0.0)
-    return calls.serialize(calls.CallReplyFailed(call_id="c", reply_id="r", error=info, heard=heard))
+    return call_events.serialize(model.CallReplyFailed(call_id="c", reply_id="r", error=info, heard=heard))
 
 
 # Each code as it is reported; a limit may be lifted by waiting or not.
@@ -58,23 +57,23 @@ INFOS.append(ErrorInfo("limit_exceeded", "what happened", "field"))
 
 
 SHAPES: dict[str, Shape] = {
-    "native error": lambda info: serialize(ErrorEvent.from_info(info, "r")),
+    "native error": lambda info: native.serialize(ErrorEvent.from_info(info, "r")),
     "native response.done": native_done,
     "HTTP": lambda info: answer(refusal_response(info)),
     "HTTP speech event": lambda info: openai_error(info) | {"status": http_status(info)},
     "HTTP batch item": lambda info: {"error": openai_error(info)},
-    "calls command": lambda info: calls.serialize(calls.CommandRefused.from_info(info, "c")),
+    "calls command": lambda info: call_events.serialize(model.CommandRefused.from_info(info, "c")),
     "calls reply": reply_failed,
-    "MQTT": lambda info: mqtt.serialize(mqtt.MqttRefusal(error=info)),
+    "MQTT": lambda info: messages.serialize(messages.MqttRefusal(error=info)),
 }
 
 
-def opened(wire: DialectRoute) -> tuple[base.Dialect, str]:
+def opened(wire: DialectRoute) -> tuple[Dialect, str]:
     """A dialect as it is when its recorded client is sent the first audio of a context."""
     for head, *steps in itertools.chain.from_iterable(map(read_exchanges, RECORDINGS)):
         first = next((at for at, step in enumerate(steps) if step.get("event", [""])[0] == "ContextAudio"), None)
         if first is not None and wire_of(head).dialect is wire.dialect:
-            dialect = wire.dialect(base.ClientHandshake(**head["handshake"]))
+            dialect = wire.dialect(model.ClientHandshake(**head["handshake"]))
             for step in steps[:first]:
                 call(dialect, step)
             return dialect, steps[first]["event"][1]["context"]

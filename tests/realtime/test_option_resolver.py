@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from realtime.option_resolver import OptionResolver
-from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
+from realtime.protocol.model import RequestedFormat, SpeechOptions
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import UnsupportedFormat
 from tests.fakes.engine_script import FAKE_INFO

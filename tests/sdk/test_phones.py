@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from realtime.protocol.telephony.base import Message, TelephonyDialect
+from realtime.protocol.model import Message
+from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.plivo import PlivoDialect
 from realtime.protocol.telephony.telnyx import TelnyxDialect
 from realtime.protocol.telephony.twilio import TwilioDialect

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError, http_status
-from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
+from realtime.protocol.model import RequestedFormat, SpeechOptions
 
 ENCODINGS = {"pcm_s16le": "pcm_s16le", "pcm_f32le": "pcm_f32le", "pcm_mulaw": "mulaw", "pcm_alaw": "alaw"}
 DEFAULT_RATE = 44_100

@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
+from realtime.protocol import model
 from realtime.protocol.close import CloseCode
-from realtime.protocol.dialects import base as on
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.deepgram_common import parse_options, refusal, socket_format
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
 
@@ -34,10 +35,10 @@ class DeepgramTurn:
     cleared: bool = False
 
 
-class DeepgramDialect(on.Dialect):
+class DeepgramDialect(Dialect):
     """Each turn is a context; they are spoken one after the other."""
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self.options = parse_options(handshake.query, socket_format(handshake.query))
         self._model = handshake.query.get("model") or "default"
@@ -48,7 +49,7 @@ class DeepgramDialect(on.Dialect):
     def headers(self) -> dict[str, str]:
         return {"dg-request-id": self.handshake.request_id}
 
-    def start(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[model.DialectCommand]:
         yield self._send(
             "Metadata",
             request_id=self.handshake.request_id,
@@ -57,7 +58,7 @@ class DeepgramDialect(on.Dialect):
             model_uuid=MODEL_UUID,
         )
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         said = parse_json(text_only(message), DeepgramMessage)
         match said.type:
             case "Speak":
@@ -74,19 +75,19 @@ class DeepgramDialect(on.Dialect):
                 message = f"type must be Speak, Flush, Clear or Close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
-                yield on.SendMessage(event.data)
-            case on.ContextEnded():
+            case model.ContextAudio():
+                yield model.SendMessage(event.data)
+            case model.ContextEnded():
                 yield from self._end(event)
-            case on.AllContextsEnded():
-                yield on.CloseConnection()
+            case model.AllContextsEnded():
+                yield model.CloseConnection()
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield self._error(error)
         if close is not None:
-            yield on.CloseConnection(
+            yield model.CloseConnection(
                 CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
             )
 
@@ -94,33 +95,33 @@ class DeepgramDialect(on.Dialect):
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return refusal(error)
 
-    def _append(self, text: str) -> Iterator[on.DialectCommand]:
+    def _append(self, text: str) -> Iterator[model.DialectCommand]:
         context = self._open_turn
         if context is None:
             if not text.strip():
                 return
             context = yield from self._begin_turn()
-        yield on.AppendText(context, text)
+        yield model.AppendText(context, text)
 
-    def _flush(self) -> Iterator[on.DialectCommand]:
+    def _flush(self) -> Iterator[model.DialectCommand]:
         """Also a flush of nothing is answered, in its turn."""
         context = self._open_turn
         if context is None:
             context = yield from self._begin_turn()
         self._turns[context].flushed = True
-        yield on.EndContext(context)
+        yield model.EndContext(context)
 
-    def _clear(self) -> Iterator[on.DialectCommand]:
+    def _clear(self) -> Iterator[model.DialectCommand]:
         for context, turn in self._turns.items():
             turn.cleared = True
-            yield on.CancelContext(context)
+            yield model.CancelContext(context)
         yield self._answer("Cleared")
 
-    def _finish(self) -> Iterator[on.DialectCommand]:
+    def _finish(self) -> Iterator[model.DialectCommand]:
         context = self._open_turn
         if context is not None:
-            yield on.EndContext(context)
-        yield on.FinishContexts()
+            yield model.EndContext(context)
+        yield model.FinishContexts()
 
     @property
     def _open_turn(self) -> str | None:
@@ -128,15 +129,15 @@ class DeepgramDialect(on.Dialect):
         context, turn = next(reversed(self._turns.items()), (None, None))
         return None if turn is None or turn.flushed or turn.cleared else context
 
-    def _begin_turn(self) -> Generator[on.DialectCommand, None, str]:
+    def _begin_turn(self) -> Generator[model.DialectCommand, None, str]:
         context = str(self._num_turns)
         self._num_turns += 1
         self._turns[context] = DeepgramTurn()
         assert self.options is not None
-        yield on.OpenContext(context, self.options)
+        yield model.OpenContext(context, self.options)
         return context
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         turn = self._turns.pop(event.context)
         if turn.cleared:
             return
@@ -145,13 +146,13 @@ class DeepgramDialect(on.Dialect):
         if turn.flushed:
             yield self._answer("Flushed")
 
-    def _answer(self, kind: str) -> on.SendMessage:
+    def _answer(self, kind: str) -> model.SendMessage:
         number, self._num_answers = self._num_answers, self._num_answers + 1
         return self._send(kind, sequence_id=number)
 
-    def _error(self, error: ErrorInfo) -> on.SendMessage:
+    def _error(self, error: ErrorInfo) -> model.SendMessage:
         told = {"description": error.message, "code": error.code}
         return self._send("Error", **told, err_msg=error.message, err_code=error.code)
 
-    def _send(self, kind: str, **fields: Any) -> on.SendMessage:
-        return on.SendMessage(dump(type=kind, **fields))
+    def _send(self, kind: str, **fields: Any) -> model.SendMessage:
+        return model.SendMessage(dump(type=kind, **fields))

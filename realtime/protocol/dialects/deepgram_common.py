@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
+from realtime.protocol.model import RequestedFormat, SpeechOptions
 
 ENCODINGS = {"linear16": "pcm_s16le", "mulaw": "mulaw", "alaw": "alaw"}
 # Taken when none is named.

@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.deepgram import CLOSES, MAX_REASON_BYTES, MODEL_UUID, MODEL_VERSION
 from realtime.protocol.dialects.deepgram_common import parse_options, refusal, socket_format
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
@@ -62,12 +63,12 @@ class FluxTurn:
         }
 
 
-class DeepgramFluxDialect(on.Dialect):
+class DeepgramFluxDialect(Dialect):
     """Each turn is a context; they are spoken one after the other."""
 
     reports_heard_text = True
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         if not handshake.query.get("model"):
             raise RemoteProtocolError("invalid_request", "model is missing", "model")
@@ -84,7 +85,7 @@ class DeepgramFluxDialect(on.Dialect):
     def headers(self) -> dict[str, str]:
         return {"dg-request-id": self.handshake.request_id}
 
-    def start(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[model.DialectCommand]:
         yield self._send(
             "Connected",
             request_id=self.handshake.request_id,
@@ -93,7 +94,7 @@ class DeepgramFluxDialect(on.Dialect):
             model_uuids=[MODEL_UUID],
         )
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         said = parse_json(text_only(message), FluxMessage)
         match said.type:
             case "Speak":
@@ -110,28 +111,28 @@ class DeepgramFluxDialect(on.Dialect):
                 message = f"type must be Speak, Flush, Interrupt, Configure or Close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 self._turns[event.context].audio_ms = event.end_ms
-                yield on.SendMessage(event.data)
-            case on.ContextEnded():
+                yield model.SendMessage(event.data)
+            case model.ContextEnded():
                 yield from self._end(event)
-            case on.HeardReported():
+            case model.HeardReported():
                 yield from self._recalled(event)
-            case on.AllContextsEnded():
+            case model.AllContextsEnded():
                 yield self._send(
                     "SessionMetadata",
                     total_audio_duration_ms=round(self._played_ms),
                     total_input_character_count=self._num_chars,
                     total_billable_character_count=self._num_chars,
                 )
-                yield on.CloseConnection()
+                yield model.CloseConnection()
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield self._error(error)
         if close is not None:
-            yield on.CloseConnection(
+            yield model.CloseConnection(
                 CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
             )
 
@@ -145,7 +146,7 @@ class DeepgramFluxDialect(on.Dialect):
         context, turn = next(reversed(self._turns.items()), (None, None))
         return None if turn is None or turn.flushed or turn.dropped else context
 
-    def _append(self, text: str) -> Iterator[on.DialectCommand]:
+    def _append(self, text: str) -> Iterator[model.DialectCommand]:
         context = self._open_turn
         if context is None:
             if not text:
@@ -154,21 +155,21 @@ class DeepgramFluxDialect(on.Dialect):
             self._num_turns += 1
             self._turns[context] = FluxTurn(f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns:04x}")
             assert self.options is not None
-            yield on.OpenContext(context, self.options)
+            yield model.OpenContext(context, self.options)
             yield from self._announce()
         if context in self._turns:
             self._turns[context].num_chars += len(text)
             self._num_chars += len(text)
-        yield on.AppendText(context, text)
+        yield model.AppendText(context, text)
 
-    def _announce(self) -> Iterator[on.DialectCommand]:
+    def _announce(self) -> Iterator[model.DialectCommand]:
         """The turn whose time has come: what was said of the one before has been told."""
         turn = next(iter(self._turns.values()), None)
         if turn is not None and not turn.started:
             turn.started, turn.start_ms = True, self._played_ms
             yield self._send("SpeechStarted", speech_id=turn.speech_id)
 
-    def _flush(self) -> Iterator[on.DialectCommand]:
+    def _flush(self) -> Iterator[model.DialectCommand]:
         context = self._open_turn
         if context is None:
             yield self._warn("NO_ACTIVE_SPEECH", "there is no turn to flush")
@@ -176,16 +177,16 @@ class DeepgramFluxDialect(on.Dialect):
         turn = self._turns[context]
         turn.flushed = True
         yield self._send("Flushed", speech_id=turn.speech_id)
-        yield on.EndContext(context)
+        yield model.EndContext(context)
 
-    def _finish(self) -> Iterator[on.DialectCommand]:
+    def _finish(self) -> Iterator[model.DialectCommand]:
         context = self._open_turn
         if context is not None:
             self._turns[context].flushed = True
-            yield on.EndContext(context)
-        yield on.FinishContexts()
+            yield model.EndContext(context)
+        yield model.FinishContexts()
 
-    def _configure(self, speed: float | None) -> Iterator[on.DialectCommand]:
+    def _configure(self, speed: float | None) -> Iterator[model.DialectCommand]:
         """Of the turns to come."""
         low, high = SPEEDS
         if speed is not None and not low <= speed <= high:
@@ -198,7 +199,7 @@ class DeepgramFluxDialect(on.Dialect):
             self.options = replace(self.options, speed=speed)
         yield self._send("ConfigureSuccess", applied={"speed": self.options.speed})
 
-    def _interrupt(self, offset: FluxOffset | None) -> Iterator[on.DialectCommand]:
+    def _interrupt(self, offset: FluxOffset | None) -> Iterator[model.DialectCommand]:
         if any(turn.interrupted for turn in self._turns.values()):
             yield self._warn("INTERRUPT_IN_PROGRESS", "an interruption is at work")
         elif not self._turns and self._last is None:
@@ -215,21 +216,21 @@ class DeepgramFluxDialect(on.Dialect):
         """All the audio that can have been played."""
         return self._played_ms + sum(turn.audio_ms for turn in self._turns.values())
 
-    def _truncate(self, offset_ms: float | None) -> Iterator[on.DialectCommand]:
+    def _truncate(self, offset_ms: float | None) -> Iterator[model.DialectCommand]:
         if self._turns:
             (context, turn), *waiting = self._turns.items()
             turn.interrupted, turn.offset_ms = True, offset_ms
             for _, later in waiting:
                 later.dropped = True
             for waits, _ in reversed(waiting):
-                yield on.CancelContext(waits)
-            yield on.CancelContext(context, _since(turn, offset_ms))
+                yield model.CancelContext(waits)
+            yield model.CancelContext(context, _since(turn, offset_ms))
         elif self._last is not None:
             context, turn = self._last
             turn.offset_ms = offset_ms
-            yield on.QueryHeard(context, _since(turn, offset_ms))
+            yield model.QueryHeard(context, _since(turn, offset_ms))
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         turn = self._turns.pop(event.context)
         if turn.dropped or not turn.started:
             if event.error is not None and not turn.dropped:
@@ -244,14 +245,14 @@ class DeepgramFluxDialect(on.Dialect):
             yield from self._send_turn_end(turn, event.error)
         yield from self._announce()
 
-    def _send_turn_end(self, turn: FluxTurn, error: ErrorInfo | None) -> Iterator[on.DialectCommand]:
+    def _send_turn_end(self, turn: FluxTurn, error: ErrorInfo | None) -> Iterator[model.DialectCommand]:
         if error is not None and error.code != "text_timeout":
             yield self._error(error)
         elif not turn.audio_ms:
             yield self._warn("NO_SYNTHESIZABLE_TEXT", "the text held nothing that can be spoken")
         yield self._send("SpeechMetadata", **turn.metadata)
 
-    def _recalled(self, event: on.HeardReported) -> Iterator[on.DialectCommand]:
+    def _recalled(self, event: model.HeardReported) -> Iterator[model.DialectCommand]:
         if self._last is None or self._last[0] != event.context:
             return
         turn = self._last[1]
@@ -261,7 +262,7 @@ class DeepgramFluxDialect(on.Dialect):
             self._played_ms = turn.start_ms
             yield from self._send_interrupted(turn, event.heard, event.remaining)
 
-    def _send_interrupted(self, turn: FluxTurn, heard: str, remaining: str) -> Iterator[on.DialectCommand]:
+    def _send_interrupted(self, turn: FluxTurn, heard: str, remaining: str) -> Iterator[model.DialectCommand]:
         """Without an offset, what was sent counts as played."""
         told_ms = turn.start_ms + turn.audio_ms if turn.offset_ms is None else turn.offset_ms
         texts = {} if turn.offset_ms is None else {"text_spoken": heard, "text_remaining": remaining}
@@ -269,14 +270,14 @@ class DeepgramFluxDialect(on.Dialect):
         self._last = None
         yield self._send("SpeechInterrupted", audio_played_ms=round(told_ms), **texts, metadata=turn.metadata)
 
-    def _warn(self, code: str, description: str) -> on.SendMessage:
+    def _warn(self, code: str, description: str) -> model.SendMessage:
         return self._send("Warning", code=code, description=description)
 
-    def _error(self, error: ErrorInfo) -> on.SendMessage:
+    def _error(self, error: ErrorInfo) -> model.SendMessage:
         return self._send("Error", code=ERROR_CODES.get(error.code, "NET-0000"), description=error.message)
 
-    def _send(self, kind: str, **fields: Any) -> on.SendMessage:
-        return on.SendMessage(dump(type=kind, **fields))
+    def _send(self, kind: str, **fields: Any) -> model.SendMessage:
+        return model.SendMessage(dump(type=kind, **fields))
 
 
 def _since(turn: FluxTurn, offset_ms: float | None) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from engine.api import ErrorInfo
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.dialects.deepgram_common import number, parse_options, refusal, sample_rate, unsupported
 from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import parse_json
@@ -32,7 +32,7 @@ class DeepgramBody(Struct):
 
 
 class DeepgramHttp(HttpDialect):
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self.options = parse_options(handshake.query, file_format(handshake.query))
         self.media_type = MEDIA_TYPES[self.options.format.encoding]
@@ -41,7 +41,7 @@ class DeepgramHttp(HttpDialect):
         model = self.handshake.query.get("model") or "default"
         return {"dg-request-id": self.handshake.request_id, "dg-model-name": model}
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         body = parse_json(message, DeepgramBody)
         assert self.options is not None
         yield from self.start_response(self.options, body.text)
@@ -51,7 +51,7 @@ class DeepgramHttp(HttpDialect):
         return refusal(error)
 
 
-def file_format(query: Mapping[str, str]) -> on.RequestedFormat:
+def file_format(query: Mapping[str, str]) -> model.RequestedFormat:
     """MP3 unless the query says otherwise; linear16 comes as WAV unless it asks for no container.
 
     Raises ``RemoteProtocolError``.
@@ -61,7 +61,7 @@ def file_format(query: Mapping[str, str]) -> on.RequestedFormat:
         raise unsupported("container", CONTAINERS, container)
     rate = sample_rate(query, encoding if encoding in (*ENCODINGS, "linear16") else "linear16")
     if encoding == "linear16":
-        return on.RequestedFormat("pcm_s16le" if container == "none" else "wav", rate)
+        return model.RequestedFormat("pcm_s16le" if container == "none" else "wav", rate)
     if encoding not in ENCODINGS:
         raise unsupported("encoding", ("linear16", *ENCODINGS), encoding)
-    return on.RequestedFormat(ENCODINGS[encoding], rate, number(query, "bit_rate"))
+    return model.RequestedFormat(ENCODINGS[encoding], rate, number(query, "bit_rate"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.dialects.elevenlabs_alignment import alignment, characters
 from realtime.protocol.dialects.elevenlabs_common import inactivity_s, parse_options
 from realtime.protocol.dialects.elevenlabs_socket import ElevenLabsContext, ElevenLabsMessage, ElevenLabsSocket
@@ -23,7 +23,7 @@ class ElevenLabsTextContext(ElevenLabsContext):
 
 
 class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self.options = parse_options(handshake.query, handshake.path.get("voice_id"))
         self.context_timeout_s = inactivity_s(handshake.query, DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S)
@@ -35,35 +35,37 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
     def _begins(self, said: ElevenLabsMessage) -> bool:
         return bool(said.text)
 
-    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsTextContext, on.OpenContext]:
+    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsTextContext, model.OpenContext]:
         assert self.options is not None
         speed = said.voice_settings.speed if said.voice_settings else None
         wish = self.options if speed is None else replace(self.options, speed=speed)
-        return ElevenLabsTextContext(name=name), on.OpenContext(name, wish)
+        return ElevenLabsTextContext(name=name), model.OpenContext(name, wish)
 
-    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
+    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         text = said.text or ""
-        yield on.AppendText(spoken.name, self._with_space(spoken, text))
+        yield model.AppendText(spoken.name, self._with_space(spoken, text))
         spoken.last_text = text or spoken.last_text
 
     def _with_space(self, spoken: ElevenLabsTextContext, text: str) -> str:
         apart = spoken.last_text[-1:].isspace() or text[:1].isspace()
         return f" {text}" if self._spaces and text and spoken.last_text and not apart else text
 
-    def _send_audio(self, spoken: ElevenLabsTextContext, audio: on.ContextAudio) -> on.SendMessage:
+    def _send_audio(self, spoken: ElevenLabsTextContext, audio: model.ContextAudio) -> model.SendMessage:
         return self._send(spoken, base64.b64encode(audio.data).decode())
 
-    def _send_words(self, spoken: ElevenLabsTextContext) -> on.SendMessage:
+    def _send_words(self, spoken: ElevenLabsTextContext) -> model.SendMessage:
         return self._send(spoken, None)
 
-    def _send(self, spoken: ElevenLabsTextContext, audio: str | None) -> on.SendMessage:
+    def _send(self, spoken: ElevenLabsTextContext, audio: str | None) -> model.SendMessage:
         words, spoken.words = spoken.words, []
         told = alignment(characters(words), spoken.base_ms)
         normalized = alignment(characters(words, spoken=True), spoken.base_ms)
         if words and not self._absolute:
             spoken.base_ms = words[-1].end_ms
         named = self._named_if_many(spoken)
-        return on.SendMessage(dump(audio=audio, isFinal=None, alignment=told, normalizedAlignment=normalized, **named))
+        return model.SendMessage(
+            dump(audio=audio, isFinal=None, alignment=told, normalizedAlignment=normalized, **named)
+        )
 
     def _final(self) -> dict[str, Any]:
         return {"audio": None, "isFinal": True}
@@ -81,12 +83,12 @@ class ElevenLabsStreamInput(ElevenLabsMultiStream):
     def _begins(self, said: ElevenLabsMessage) -> bool:
         return said.text is not None
 
-    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
+    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         if said.text == "":
             yield from self._end_text(spoken)
         else:
             yield from super()._append(spoken, said)
 
-    def _close_context(self, name: str) -> Iterator[on.DialectCommand]:
+    def _close_context(self, name: str) -> Iterator[model.DialectCommand]:
         """Not of this socket, and plain enough."""
         return self._close_all()

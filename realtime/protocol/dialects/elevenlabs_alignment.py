@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from realtime.protocol.dialects.base import TimedWord
+from realtime.protocol.model import TimedWord
 
 
 class TimedChar(NamedTuple):

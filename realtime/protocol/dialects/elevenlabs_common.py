@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol.close import CloseCode
-from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
+from realtime.protocol.model import RequestedFormat, SpeechOptions
 
 ENCODINGS = {
     "mp3": "mp3",

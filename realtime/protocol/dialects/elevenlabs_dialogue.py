@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.dialects.elevenlabs_alignment import TimedChar, characters, shift_word, snake_alignment
 from realtime.protocol.dialects.elevenlabs_common import parse_options
 from realtime.protocol.dialects.elevenlabs_socket import (
@@ -29,7 +29,7 @@ IDLE_S = 20.0
 
 @dataclass(slots=True, kw_only=True)
 class ElevenLabsDialogueContext(ElevenLabsContext):
-    options: on.SpeechOptions
+    options: model.SpeechOptions
     # That have not ended. The last one is written, the first one spoken.
     parts: list[str] = field(default_factory=list)
     # The turn that is written has text.
@@ -49,7 +49,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
 
     context_timeout_s = IDLE_S
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self.options = parse_options(handshake.query, None)
         if self.options.format.encoding == "wav":
@@ -61,7 +61,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
     def _begins(self, said: ElevenLabsMessage) -> bool:
         return bool(said.voices or said.inputs)
 
-    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsDialogueContext, on.OpenContext]:
+    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsDialogueContext, model.OpenContext]:
         assert self.options is not None
         named = [*(line.voice_id for line in said.inputs or () if line.voice_id), *(said.voices or ())]
         speed = said.voice_settings.speed if said.voice_settings else None
@@ -69,46 +69,46 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         spoken = ElevenLabsDialogueContext(name=name, options=wish)
         return spoken, self._begin_part(spoken)
 
-    def _begin_part(self, spoken: ElevenLabsDialogueContext) -> on.OpenContext:
+    def _begin_part(self, spoken: ElevenLabsDialogueContext) -> model.OpenContext:
         part = f"{next(self._numbers)}:{spoken.name}"
         spoken.parts.append(part)
-        return on.OpenContext(part, spoken.options, track=spoken.name)
+        return model.OpenContext(part, spoken.options, track=spoken.name)
 
-    def _append(self, spoken: ElevenLabsDialogueContext, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
+    def _append(self, spoken: ElevenLabsDialogueContext, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         for line in said.inputs or ():
             yield from self._append_line(spoken, line)
         if not said.inputs:
-            yield on.AppendText(self._part(spoken), "")
+            yield model.AppendText(self._part(spoken), "")
 
-    def _append_line(self, spoken: ElevenLabsDialogueContext, line: DialogueLine) -> Iterator[on.DialectCommand]:
+    def _append_line(self, spoken: ElevenLabsDialogueContext, line: DialogueLine) -> Iterator[model.DialectCommand]:
         if line.text.strip():
             if line.voice_id not in (None, spoken.options.voice):
                 yield from self._forward(spoken, line.voice_id)
             elif line.new_turn:
                 yield from self._end_turn(spoken)
             spoken.unflushed = True
-        yield on.AppendText(self._part(spoken), _with_space(spoken, line.text))
+        yield model.AppendText(self._part(spoken), _with_space(spoken, line.text))
 
-    def _forward(self, spoken: ElevenLabsDialogueContext, voice: str | None) -> Iterator[on.DialectCommand]:
+    def _forward(self, spoken: ElevenLabsDialogueContext, voice: str | None) -> Iterator[model.DialectCommand]:
         """Another takes over."""
         yield from self._end_turn(spoken)
-        yield on.EndContext(self._part(spoken))
+        yield model.EndContext(self._part(spoken))
         spoken.options = replace(spoken.options, voice=voice)
         spoken.last_text = ""
         yield self._begin_part(spoken)
 
-    def _end_turn(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
+    def _end_turn(self, spoken: ElevenLabsDialogueContext) -> Iterator[model.DialectCommand]:
         if spoken.unflushed:
             yield from self._flush(spoken)
 
-    def _flush(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
+    def _flush(self, spoken: ElevenLabsDialogueContext) -> Iterator[model.DialectCommand]:
         spoken.unflushed = False
         yield from super()._flush(spoken)
 
-    def _cancel(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
+    def _cancel(self, spoken: ElevenLabsDialogueContext) -> Iterator[model.DialectCommand]:
         """From the last one on, so that none of them begins to speak."""
         for part in reversed(spoken.parts):
-            yield on.CancelContext(part)
+            yield model.CancelContext(part)
 
     def _part(self, spoken: ElevenLabsDialogueContext) -> str:
         return spoken.parts[-1]
@@ -117,25 +117,27 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         spoken = self._contexts.get(part.partition(":")[2])
         return spoken if spoken is not None and part in spoken.parts else None
 
-    def _dispatch_event(self, spoken: ElevenLabsDialogueContext, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
-        if isinstance(event, on.ContextOpened) and spoken.failure is not None:
-            yield on.CancelContext(event.context)
+    def _dispatch_event(
+        self, spoken: ElevenLabsDialogueContext, event: model.DialectEvent
+    ) -> Iterator[model.DialectCommand]:
+        if isinstance(event, model.ContextOpened) and spoken.failure is not None:
+            yield model.CancelContext(event.context)
         yield from super()._dispatch_event(spoken, event)
 
-    def _add_words(self, spoken: ElevenLabsDialogueContext, words: tuple[on.TimedWord, ...]) -> None:
+    def _add_words(self, spoken: ElevenLabsDialogueContext, words: tuple[model.TimedWord, ...]) -> None:
         spoken.words += (shift_word(word, spoken.offset_ms) for word in words)
 
-    def _send_audio(self, spoken: ElevenLabsDialogueContext, audio: on.ContextAudio) -> on.SendMessage:
+    def _send_audio(self, spoken: ElevenLabsDialogueContext, audio: model.ContextAudio) -> model.SendMessage:
         return self._send(spoken, audio.data, spoken.offset_ms + audio.start_ms, spoken.offset_ms + audio.end_ms)
 
-    def _send_words(self, spoken: ElevenLabsDialogueContext) -> on.SendMessage:
+    def _send_words(self, spoken: ElevenLabsDialogueContext) -> model.SendMessage:
         return self._send(spoken, b"", spoken.audio_end_ms, spoken.audio_end_ms)
 
-    def _send_flushed(self, spoken: ElevenLabsDialogueContext) -> Iterator[on.DialectCommand]:
+    def _send_flushed(self, spoken: ElevenLabsDialogueContext) -> Iterator[model.DialectCommand]:
         yield from super()._send_flushed(spoken)
-        yield on.SendMessage(dump(is_final_audio_for_turn=True, **self._named_if_many(spoken)))
+        yield model.SendMessage(dump(is_final_audio_for_turn=True, **self._named_if_many(spoken)))
 
-    def _send_end(self, spoken: ElevenLabsDialogueContext, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _send_end(self, spoken: ElevenLabsDialogueContext, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         """Of a part; the last one's is the context's."""
         spoken.parts.remove(event.context)
         spoken.offset_ms = spoken.audio_end_ms
@@ -146,7 +148,9 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
             spoken.closed = True
             yield from self._cancel(spoken)
 
-    def _send(self, spoken: ElevenLabsDialogueContext, data: bytes, start_ms: float, end_ms: float) -> on.SendMessage:
+    def _send(
+        self, spoken: ElevenLabsDialogueContext, data: bytes, start_ms: float, end_ms: float
+    ) -> model.SendMessage:
         words, spoken.words = spoken.words, []
         spoken.audio_end_ms = end_ms
         chars = characters(words)
@@ -155,7 +159,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
             fill_ms = chars.pop().start_ms if chars and chars[-1].text == " " else start_ms
             chars.append(TimedChar(" ", fill_ms, max(end_ms, fill_ms) + owed_ms))
         audio = base64.b64encode(data).decode() if data else None
-        return on.SendMessage(
+        return model.SendMessage(
             dump(audio=audio, alignment=snake_alignment(chars, start_ms), **self._named_if_many(spoken))
         )
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.dialects.elevenlabs_alignment import alignment_s, characters
 from realtime.protocol.dialects.elevenlabs_common import ElevenLabsVoiceSettings, error_answer, parse_options
 from realtime.protocol.dialects.http_dialect import HttpDialect
@@ -40,7 +40,7 @@ class ElevenLabsStream(HttpDialect):
 
     has_times = False
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self.options = replace(
             parse_options(handshake.query, handshake.path.get("voice_id")), word_times=self.has_times
@@ -50,7 +50,7 @@ class ElevenLabsStream(HttpDialect):
     def headers(self) -> dict[str, str]:
         return {"request-id": self.handshake.request_id}
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         body = parse_json(message, ElevenLabsBody)
         yield from self.start_response(self._build_options(body), body.text)
 
@@ -58,7 +58,7 @@ class ElevenLabsStream(HttpDialect):
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_answer(error), {}
 
-    def _build_options(self, body: ElevenLabsBody) -> on.SpeechOptions:
+    def _build_options(self, body: ElevenLabsBody) -> model.SpeechOptions:
         assert self.options is not None
         given = {"language": body.language_code, "seed": body.seed}
         given["speed"] = body.voice_settings.speed if body.voice_settings else None  # type: ignore[assignment]
@@ -81,7 +81,7 @@ class ElevenLabsDialogueStream(ElevenLabsStream):
 
     _num_left = 0
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         assert self.options is not None
         body = parse_json(message, ElevenLabsDialogueBody)
         parts = list(_by_voice(body.inputs))
@@ -92,11 +92,11 @@ class ElevenLabsDialogueStream(ElevenLabsStream):
         self._num_left = len(parts)
         wish = replace(self.options, language=body.language_code or self.options.language, seed=body.seed)
         for number, (voice, text) in enumerate(parts):
-            yield on.OpenContext(str(number), replace(wish, voice=voice))
-            yield on.AppendText(str(number), text, last=True)
+            yield model.OpenContext(str(number), replace(wish, voice=voice))
+            yield model.AppendText(str(number), text, last=True)
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
-        if isinstance(event, on.ContextEnded) and event.error is None:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        if isinstance(event, model.ContextEnded) and event.error is None:
             self._num_left -= 1
             if self._num_left:
                 return
@@ -114,25 +114,25 @@ class ElevenLabsTimestampStream(ElevenLabsStream):
 
     has_times = True
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self.media_type = "application/x-ndjson"
-        self._words: list[on.TimedWord] = []
+        self._words: list[model.TimedWord] = []
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextWords():
+            case model.ContextWords():
                 self._words += event.words
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield self._line(event.data)
             case _:
-                if isinstance(event, on.ContextEnded) and event.error is None and self._words:
+                if isinstance(event, model.ContextEnded) and event.error is None and self._words:
                     yield self._line(b"")
                 yield from super().send_event(event)
 
-    def _line(self, audio: bytes) -> on.SendMessage:
+    def _line(self, audio: bytes) -> model.SendMessage:
         line = dump(audio_base64=base64.b64encode(audio).decode(), **self._pop_times())
-        return on.SendMessage(line + "\n")
+        return model.SendMessage(line + "\n")
 
     def _pop_times(self) -> dict[str, Any]:
         words, self._words = self._words, []
@@ -145,25 +145,25 @@ class ElevenLabsTimestampStream(ElevenLabsStream):
 class WithTimestamps(ElevenLabsTimestampStream):
     """``.../with-timestamps``: one JSON document. It is sent as it is spoken, the times last, so that none is held."""
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self.media_type = "application/json"
         self._head = '{"audio_base64":"'
         self._remainder = b""
         # Bytes that do not fill three, of which base64 makes four characters.
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
-        if isinstance(event, on.ContextEnded) and event.error is None:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        if isinstance(event, model.ContextEnded) and event.error is None:
             last = base64.b64encode(self._remainder).decode()
             times = dump(**self._pop_times()).removeprefix("{")
-            yield on.SendMessage(f'{self._pop_head()}{last}",{times}')
+            yield model.SendMessage(f'{self._pop_head()}{last}",{times}')
         yield from super().send_event(event)
 
-    def _line(self, audio: bytes) -> on.SendMessage:
+    def _line(self, audio: bytes) -> model.SendMessage:
         audio = self._remainder + audio
         whole = len(audio) - len(audio) % 3
         self._remainder = audio[whole:]
-        return on.SendMessage(self._pop_head() + base64.b64encode(audio[:whole]).decode())
+        return model.SendMessage(self._pop_head() + base64.b64encode(audio[:whole]).decode())
 
     def _pop_head(self) -> str:
         head, self._head = self._head, ""

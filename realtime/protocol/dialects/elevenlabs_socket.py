@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from engine.api import ErrorInfo
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.elevenlabs_common import (
     CLOSES,
     ElevenLabsCredentials,
@@ -57,26 +58,26 @@ class ElevenLabsContext:
     flushed: bool = False
     closed: bool = False
     # Not told yet: they go with the next audio.
-    words: list[on.TimedWord] = field(default_factory=list)
+    words: list[model.TimedWord] = field(default_factory=list)
 
 
 S = TypeVar("S", bound=ElevenLabsContext)
 
 
-class ElevenLabsSocket(on.Dialect, Generic[S]):
+class ElevenLabsSocket(Dialect, Generic[S]):
     """Contexts by their ids, at once."""
 
     # One text, and with it the connection ends.
     single = False
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self._contexts: dict[str, S] = {}
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         said = parse_json(text_only(message), ElevenLabsMessage)
         if said.key:
-            yield on.AuthenticateKey(said.key)
+            yield model.AuthenticateKey(said.key)
         if said.close_socket:
             yield from self._close_all()
             return
@@ -86,17 +87,17 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         else:
             yield from self._write(require_context_id(name), said)
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
-        if isinstance(event, on.AllContextsEnded):
-            yield on.CloseConnection()
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        if isinstance(event, model.AllContextsEnded):
+            yield model.CloseConnection()
         elif (spoken := self._of(event.context)) is not None:
             yield from self._dispatch_event(spoken, event)
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         code = CLOSES.get(close, close) if close is not None else 1008
-        yield on.SendMessage(dump(**error_fields(error, code)))
+        yield model.SendMessage(dump(**error_fields(error, code)))
         if close is not None:
-            yield on.CloseConnection(code, reason(error.message))
+            yield model.CloseConnection(code, reason(error.message))
 
     @classmethod
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -109,13 +110,13 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         """Whether a context opens with it; else it is a sign of life, or a flush of nothing."""
 
     @abstractmethod
-    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[S, on.OpenContext]: ...
+    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[S, model.OpenContext]: ...
 
     @abstractmethod
-    def _append(self, spoken: S, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
+    def _append(self, spoken: S, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         """At least a sign of life. A flush of the message is not its business."""
 
-    def _write(self, name: str, said: ElevenLabsMessage) -> Iterator[on.DialectCommand]:
+    def _write(self, name: str, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(name)
         if spoken is None:
             if not self._begins(said):
@@ -135,31 +136,31 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         if said.flush or says_something:
             spoken.flushed = not says_something
 
-    def _flush(self, spoken: S) -> Iterator[on.DialectCommand]:
-        yield on.FlushContext(self._part(spoken))
+    def _flush(self, spoken: S) -> Iterator[model.DialectCommand]:
+        yield model.FlushContext(self._part(spoken))
 
-    def _close_context(self, name: str) -> Iterator[on.DialectCommand]:
+    def _close_context(self, name: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(name)
         if spoken is None:
             return
         ends = spoken.flushed and not spoken.closed
         spoken.closed = True
-        yield from (on.EndContext(self._part(spoken)),) if ends else self._cancel(spoken)
+        yield from (model.EndContext(self._part(spoken)),) if ends else self._cancel(spoken)
 
-    def _cancel(self, spoken: S) -> Iterable[on.DialectCommand]:
-        yield on.CancelContext(self._part(spoken))
+    def _cancel(self, spoken: S) -> Iterable[model.DialectCommand]:
+        yield model.CancelContext(self._part(spoken))
 
-    def _close_all(self) -> Iterator[on.DialectCommand]:
+    def _close_all(self) -> Iterator[model.DialectCommand]:
         if self.single and not self._contexts:
-            yield on.SendMessage(dump(**self._final()))
+            yield model.SendMessage(dump(**self._final()))
         for spoken in self._contexts.values():
             yield from self._end_text(spoken)
-        yield on.FinishContexts()
+        yield model.FinishContexts()
 
-    def _end_text(self, spoken: S) -> Iterator[on.DialectCommand]:
+    def _end_text(self, spoken: S) -> Iterator[model.DialectCommand]:
         if not spoken.closed:
             spoken.closed = True
-            yield on.EndContext(self._part(spoken))
+            yield model.EndContext(self._part(spoken))
 
     # --- what becomes of it
 
@@ -171,10 +172,10 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
         return self._contexts.get(part)
 
     @abstractmethod
-    def _send_audio(self, spoken: S, audio: on.ContextAudio) -> on.SendMessage: ...
+    def _send_audio(self, spoken: S, audio: model.ContextAudio) -> model.SendMessage: ...
 
     @abstractmethod
-    def _send_words(self, spoken: S) -> on.SendMessage:
+    def _send_words(self, spoken: S) -> model.SendMessage:
         """Those that came after their audio."""
 
     @abstractmethod
@@ -185,36 +186,36 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
     def _named(self, spoken: S) -> dict[str, str]:
         """The id of a context, as it stands in messages."""
 
-    def _add_words(self, spoken: S, words: tuple[on.TimedWord, ...]) -> None:
+    def _add_words(self, spoken: S, words: tuple[model.TimedWord, ...]) -> None:
         spoken.words += words
 
-    def _dispatch_event(self, spoken: S, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def _dispatch_event(self, spoken: S, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextWords():
+            case model.ContextWords():
                 self._add_words(spoken, event.words)
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield self._send_audio(spoken, event)
-            case on.ContextFlushed():
+            case model.ContextFlushed():
                 yield from self._send_flushed(spoken)
-            case on.ContextIdle():
+            case model.ContextIdle():
                 yield from self._expire(spoken)
-            case on.ContextEnded():
+            case model.ContextEnded():
                 yield from self._send_end(spoken, event)
 
-    def _send_flushed(self, spoken: S) -> Iterator[on.DialectCommand]:
+    def _send_flushed(self, spoken: S) -> Iterator[model.DialectCommand]:
         yield from self._late_words(spoken)
 
-    def _late_words(self, spoken: S) -> Iterator[on.DialectCommand]:
+    def _late_words(self, spoken: S) -> Iterator[model.DialectCommand]:
         if spoken.words:
             yield self._send_words(spoken)
 
-    def _expire(self, spoken: S) -> Iterator[on.DialectCommand]:
+    def _expire(self, spoken: S) -> Iterator[model.DialectCommand]:
         if self.single and not spoken.closed:
             yield from self._time_out()
         else:
             yield from self._end_text(spoken)
 
-    def _send_end(self, spoken: S, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _send_end(self, spoken: S, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         error = event.error
         timed_out = error is not None and error.code == "text_timeout"
         if timed_out and self.single:
@@ -224,19 +225,19 @@ class ElevenLabsSocket(on.Dialect, Generic[S]):
             yield self._error(spoken, error)
         yield from self._late_words(spoken)
         del self._contexts[spoken.name]
-        yield on.SendMessage(dump(**self._final(), **self._named_if_many(spoken)))
+        yield model.SendMessage(dump(**self._final(), **self._named_if_many(spoken)))
         if self.single:
-            yield on.CloseConnection() if error is None else on.CloseConnection(1008, reason(error.message))
+            yield model.CloseConnection() if error is None else model.CloseConnection(1008, reason(error.message))
 
-    def _time_out(self) -> Iterator[on.DialectCommand]:
+    def _time_out(self) -> Iterator[model.DialectCommand]:
         """The last that is said."""
         self._contexts.clear()
         message = f"Have not received a new text input within the timeout of {self.context_timeout_s:.0f} seconds."
-        yield on.SendMessage(dump(message=message, error="input_timeout_exceeded", code=1008))
-        yield on.CloseConnection(1008, message)
+        yield model.SendMessage(dump(message=message, error="input_timeout_exceeded", code=1008))
+        yield model.CloseConnection(1008, message)
 
-    def _error(self, spoken: S, error: ErrorInfo) -> on.SendMessage:
-        return on.SendMessage(dump(**error_fields(error, 1008), **self._named_if_many(spoken)))
+    def _error(self, spoken: S, error: ErrorInfo) -> model.SendMessage:
+        return model.SendMessage(dump(**error_fields(error, 1008), **self._named_if_many(spoken)))
 
     def _named_if_many(self, spoken: S) -> dict[str, str]:
         return {} if self.single else self._named(spoken)

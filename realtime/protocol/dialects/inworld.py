@@ -15,7 +15,8 @@ from msgspec import Struct, field
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 
@@ -50,7 +51,7 @@ class InworldCreate(Struct, rename="camel"):
     timestamp_type: str = ""
 
     @property
-    def to_options(self) -> on.SpeechOptions:
+    def to_options(self) -> model.SpeechOptions:
         audio = self.audio_config
         encoding = ENCODINGS.get(audio.audio_encoding.upper())
         if encoding is None:
@@ -58,10 +59,10 @@ class InworldCreate(Struct, rename="camel"):
             raise RemoteProtocolError("unsupported_format", message, "audioEncoding")
         natural = 8_000 if encoding in ("mulaw", "alaw") else DEFAULT_RATE
         rate, bitrate = audio.sample_rate_hertz or natural, audio.bitrate or None
-        return on.SpeechOptions(
+        return model.SpeechOptions(
             voice=self.voice_id,
             language=self.language,
-            format=on.RequestedFormat(encoding, rate, bitrate if encoding in ("mp3", "ogg_opus") else None),
+            format=model.RequestedFormat(encoding, rate, bitrate if encoding in ("mp3", "ogg_opus") else None),
             speed=audio.speaking_rate or 1.0,
             word_times=self.timestamp_type in ("WORD", "CHARACTER"),
         )
@@ -91,14 +92,14 @@ class InworldContext:
     base_ms: float = 0.0
 
 
-class InworldDialect(on.Dialect):
+class InworldDialect(Dialect):
     forgiving = True
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self._contexts: dict[str, InworldContext] = {}
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         said = parse_json(text_only(message), InworldMessage)
         context = require_context_id(said.context_id or "")
         if said.create is not None:
@@ -110,33 +111,33 @@ class InworldDialect(on.Dialect):
         if said.close_context is not None:
             yield from self._close(context)
         if said.cancel_context is not None and context in self._contexts:
-            yield on.CancelContext(context)
+            yield model.CancelContext(context)
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 self._contexts[event.context].sounds = True
                 yield self._result(event.context, audioChunk={"audioContent": base64.b64encode(event.data).decode()})
-            case on.ContextWords():
+            case model.ContextWords():
                 spoken = self._contexts[event.context]
                 spoken.last_word_ms = event.words[-1].end_ms
                 info = timestamp_info(event.words, spoken.base_ms, spoken.by_character)
                 yield self._result(event.context, audioChunk={"timestampInfo": info})
-            case on.ContextFlushed():
+            case model.ContextFlushed():
                 spoken = self._contexts[event.context]
                 spoken.base_ms = spoken.last_word_ms
                 yield self._result(event.context, flushCompleted={})
-            case on.ContextEnded():
+            case model.ContextEnded():
                 yield from self._end(event)
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
-        yield on.SendMessage(dump(error=status_of(error)))
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
+        yield model.SendMessage(dump(error=status_of(error)))
 
     @classmethod
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return {"error": status_of(error), **status_of(error)}, {}
 
-    def _create(self, context: str, create: InworldCreate) -> Iterator[on.DialectCommand]:
+    def _create(self, context: str, create: InworldCreate) -> Iterator[model.DialectCommand]:
         if context in self._contexts:
             yield self._failed(context, 6, f"Context {context[:40]!r} exists already")
             return
@@ -147,34 +148,34 @@ class InworldDialect(on.Dialect):
             return
         self._contexts[context] = InworldContext(create.timestamp_type == "CHARACTER")
         yield self._result(context, contextCreated={})
-        yield on.OpenContext(context, wish)
+        yield model.OpenContext(context, wish)
 
-    def _write(self, context: str, text: str) -> Iterator[on.DialectCommand]:
+    def _write(self, context: str, text: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None or spoken.closed:
             yield self._failed(context, NOT_FOUND, "Context not found")
             return
         spoken.unflushed = True
-        yield on.AppendText(context, text)
+        yield model.AppendText(context, text)
 
-    def _flush(self, context: str) -> Iterator[on.DialectCommand]:
+    def _flush(self, context: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None or spoken.closed:
             yield self._failed(context, NOT_FOUND, "Context not found")
             return
         spoken.unflushed = False
-        yield on.FlushContext(context)
+        yield model.FlushContext(context)
 
-    def _close(self, context: str) -> Iterator[on.DialectCommand]:
+    def _close(self, context: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None:
             yield self._failed(context, NOT_FOUND, "Context not found")
             return
         interrupted = spoken.closed or (spoken.unflushed and spoken.sounds)
         spoken.closed = True
-        yield on.CancelContext(context) if interrupted else on.EndContext(context)
+        yield model.CancelContext(context) if interrupted else model.EndContext(context)
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         if self._contexts.pop(event.context, None) is None:
             return
         if event.error is not None and event.error.code != "text_timeout":
@@ -182,12 +183,12 @@ class InworldDialect(on.Dialect):
             yield self._failed(event.context, status["code"], status["message"])
         yield self._result(event.context, contextClosed={})
 
-    def _result(self, context: str, **what: Any) -> on.SendMessage:
+    def _result(self, context: str, **what: Any) -> model.SendMessage:
         status = {"code": 0, "message": "", "details": []}
-        return on.SendMessage(dump(result={"contextId": context, "status": status, **what}))
+        return model.SendMessage(dump(result={"contextId": context, "status": status, **what}))
 
-    def _failed(self, context: str, code: int, message: str) -> on.SendMessage:
-        return on.SendMessage(
+    def _failed(self, context: str, code: int, message: str) -> model.SendMessage:
+        return model.SendMessage(
             dump(result={"contextId": context, "status": {"code": code, "message": message, "details": []}})
         )
 
@@ -197,7 +198,7 @@ def status_of(error: ErrorInfo) -> dict[str, Any]:
     return {"code": code, "message": error.message, "details": []}
 
 
-def timestamp_info(words: tuple[on.TimedWord, ...], base_ms: float, by_character: bool) -> dict[str, Any]:
+def timestamp_info(words: tuple[model.TimedWord, ...], base_ms: float, by_character: bool) -> dict[str, Any]:
     def seconds(ms: float) -> float:
         return round((ms - base_ms) / 1000, 3)
 
@@ -232,20 +233,20 @@ class InworldStream(HttpDialect):
 
     media_type = "application/json"
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self._by_character = False
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         body = parse_json(message, InworldBody)
         self._by_character = body.timestamp_type == "CHARACTER"
         yield from self.start_response(body.to_options, body.text)
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield self._line(audioContent=base64.b64encode(event.data).decode())
-            case on.ContextWords():
+            case model.ContextWords():
                 yield self._line(timestampInfo=timestamp_info(event.words, 0.0, self._by_character))
             case _:
                 yield from super().send_event(event)
@@ -254,5 +255,5 @@ class InworldStream(HttpDialect):
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return status_of(error), {}
 
-    def _line(self, **result: Any) -> on.SendMessage:
-        return on.SendMessage(dump(result=result) + "\n")
+    def _line(self, **result: Any) -> model.SendMessage:
+        return model.SendMessage(dump(result=result) + "\n")

@@ -12,7 +12,8 @@ from msgspec import Struct
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.http_dialect import HttpDialect
 from realtime.protocol.dialects.parsing import integer, parse_json
 
@@ -30,10 +31,10 @@ class KyutaiMessage(Struct):
     text: str = ""
 
 
-class KyutaiDialect(on.Dialect):
+class KyutaiDialect(Dialect):
     """Each message of text is a word, or some; white space goes between them."""
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         kind = handshake.query.get("format", "OggOpus")
         if kind not in FORMATS:
@@ -42,20 +43,20 @@ class KyutaiDialect(on.Dialect):
         self._is_pcm = FORMATS[kind] == "pcm_f32le"
         self._held = b""
         self._ended = False
-        self.options = on.SpeechOptions(
+        self.options = model.SpeechOptions(
             voice=handshake.query.get("voice"),
-            format=on.RequestedFormat(FORMATS[kind], SAMPLE_RATE),
+            format=model.RequestedFormat(FORMATS[kind], SAMPLE_RATE),
             seed=integer(handshake.query, "seed"),
             word_times=self._packed,
         )
 
-    def start(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[model.DialectCommand]:
         assert self.options is not None
         if self._packed:
             yield self._pack("Ready")
-        yield on.OpenContext(CONTEXT, self.options)
+        yield model.OpenContext(CONTEXT, self.options)
 
-    def receive_message(self, message: on.Message) -> Iterable[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterable[model.DialectCommand]:
         if isinstance(message, str):
             return self._append(message)
         if message == END_OF_TEXT:
@@ -70,35 +71,35 @@ class KyutaiDialect(on.Dialect):
                 return ()
         raise RemoteProtocolError("unknown_event", f"type must be Text, Voice or Eos, is {said.type[:40]!r}", "type")
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield from self._send_audio(event.data)
-            case on.ContextWords() if self._packed:
+            case model.ContextWords() if self._packed:
                 for word in event.words:
                     times = {"start_s": word.start_ms / 1000, "stop_s": word.end_ms / 1000}
                     yield self._pack("Text", text=word.text, **times)
-            case on.ContextEnded():
+            case model.ContextEnded():
                 yield from self._rest()
                 if event.error is not None and event.error.code != "text_timeout":
                     yield from self.send_error(event.error, None)
-                yield on.CloseConnection()
+                yield model.CloseConnection()
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         if self._packed:
             yield self._pack("Error", message="no free channels" if error.code in NO_CAPACITY else error.message)
 
-    def _append(self, text: str) -> Iterator[on.DialectCommand]:
+    def _append(self, text: str) -> Iterator[model.DialectCommand]:
         if text and not self._ended:
-            yield on.AppendText(CONTEXT, text if text[-1].isspace() else text + " ")
+            yield model.AppendText(CONTEXT, text if text[-1].isspace() else text + " ")
 
-    def _end(self) -> Iterator[on.DialectCommand]:
+    def _end(self) -> Iterator[model.DialectCommand]:
         self._ended = True
-        yield on.EndContext(CONTEXT)
+        yield model.EndContext(CONTEXT)
 
-    def _send_audio(self, data: bytes) -> Iterator[on.DialectCommand]:
+    def _send_audio(self, data: bytes) -> Iterator[model.DialectCommand]:
         if not self._is_pcm:
-            yield self._pack("OggOpus", data=data) if self._packed else on.SendMessage(data)
+            yield self._pack("OggOpus", data=data) if self._packed else model.SendMessage(data)
             return
         self._held += data
         whole = len(self._held) // STEP_BYTES * STEP_BYTES
@@ -106,17 +107,17 @@ class KyutaiDialect(on.Dialect):
             yield self._step(self._held[at : at + STEP_BYTES])
         self._held = self._held[whole:]
 
-    def _rest(self) -> Iterator[on.DialectCommand]:
+    def _rest(self) -> Iterator[model.DialectCommand]:
         """The last step is filled up with silence."""
         if self._held:
             yield self._step(self._held.ljust(STEP_BYTES, b"\0"))
         self._held = b""
 
-    def _step(self, data: bytes) -> on.SendMessage:
-        return self._pack("Audio", pcm=array("f", data).tolist()) if self._packed else on.SendMessage(data)
+    def _step(self, data: bytes) -> model.SendMessage:
+        return self._pack("Audio", pcm=array("f", data).tolist()) if self._packed else model.SendMessage(data)
 
-    def _pack(self, kind: str, **fields: Any) -> on.SendMessage:
-        return on.SendMessage(msgspec.msgpack.encode({"type": kind, **fields}))
+    def _pack(self, kind: str, **fields: Any) -> model.SendMessage:
+        return model.SendMessage(msgspec.msgpack.encode({"type": kind, **fields}))
 
 
 def _unpacked(message: bytes) -> KyutaiMessage:
@@ -139,8 +140,8 @@ class KyutaiHttp(HttpDialect):
 
     media_type = "audio/wav"
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         body = parse_json(message, KyutaiBody)
         voice = body.voice if isinstance(body.voice, str) else next(iter(body.voice or ()), None)
-        wish = on.SpeechOptions(voice=voice, format=on.RequestedFormat("wav", SAMPLE_RATE), seed=body.seed)
+        wish = model.SpeechOptions(voice=voice, format=model.RequestedFormat("wav", SAMPLE_RATE), seed=body.seed)
         yield from self.start_response(wish, body.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from realtime.protocol.dialects.base import ClientHandshake
+from realtime.protocol.model import ClientHandshake
 
 EVENTS = {
     "conversation.item.added": "conversation.item.created",

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, field
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
+from realtime.protocol.model import RequestedFormat, SpeechOptions
 
 FORMATS = {
     "audio/pcm": RequestedFormat("pcm_s16le", 24_000),

@@ -13,8 +13,9 @@ from typing import Any
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.dialects import openai_beta
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.openai_common import (
     OpenAIClientEvent,
     OpenAIResponseParams,
@@ -32,11 +33,11 @@ AUDIO_PART = {"type": "audio", "transcript": ""}
 # Of ``response.content_part.*``; the content of an item names the same ``output_audio``.
 
 
-class OpenAIRealtimeDialect(on.Dialect):
+class OpenAIRealtimeDialect(Dialect):
     reports_heard_text = True
     forgiving = True
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         session_id = f"sess_{handshake.request_id}"
         self._session = first_session(session_id, handshake.query.get("model", "voicewire"))
@@ -45,10 +46,10 @@ class OpenAIRealtimeDialect(on.Dialect):
         self._num_events = 0
         self._client_event: str | None = None
 
-    def start(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[model.DialectCommand]:
         yield self._send("session.created", session=self._session)
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         self._client_event = None
         said = parse_json(text_only(message), OpenAIClientEvent)
         self._client_event = (said.event_id or "")[:MAX_EVENT_ID_CHARS] or None
@@ -72,22 +73,22 @@ class OpenAIRealtimeDialect(on.Dialect):
             case kind if kind not in IGNORED:
                 raise RemoteProtocolError("unknown_event", f"type {kind[:60]!r} is unknown here", "type")
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
-        if isinstance(event, on.HeardReported):
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        if isinstance(event, model.HeardReported):
             self._conversation.record_heard(event.context, event.heard)
             return
-        if isinstance(event, on.AllContextsEnded) or (reply := self._conversation.reply(event.context)) is None:
+        if isinstance(event, model.AllContextsEnded) or (reply := self._conversation.reply(event.context)) is None:
             return
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield self._delta(reply, "response.output_audio.delta", base64.b64encode(event.data).decode())
-            case on.ContextWords():
+            case model.ContextWords():
                 last = event.words[-1]
                 yield from self._send_text_delta(reply, last.raw_start + len(last.text))
-            case on.ContextEnded():
+            case model.ContextEnded():
                 yield from self._end(reply, event)
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield self._send("error", error=error_fields(error, self._client_event))
 
     @classmethod
@@ -95,13 +96,13 @@ class OpenAIRealtimeDialect(on.Dialect):
         fields = error_fields(error)
         return {"error": {name: fields[name] for name in ("message", "type", "param", "code")}}, {}
 
-    def _update(self, update: dict[str, Any]) -> Iterator[on.DialectCommand]:
+    def _update(self, update: dict[str, Any]) -> Iterator[model.DialectCommand]:
         session = merged(self._session, update | openai_beta.from_beta_session(update) if self._is_beta else update)
         parse_options(session, None)
         self._session = session
         yield self._send("session.updated", session=self._session)
 
-    def _add(self, said: OpenAIClientEvent) -> Iterator[on.DialectCommand]:
+    def _add(self, said: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
         if said.item is None:
             raise RemoteProtocolError("invalid_event", "item is missing", "item")
         if said.item.id is not None:
@@ -109,11 +110,11 @@ class OpenAIRealtimeDialect(on.Dialect):
         item_id, before = self._conversation.add(said.item, said.previous_item_id)
         yield from self._send_item(self._conversation.item(item_id), before)
 
-    def _send_item(self, item: dict[str, Any], before: str | None) -> Iterator[on.DialectCommand]:
+    def _send_item(self, item: dict[str, Any], before: str | None) -> Iterator[model.DialectCommand]:
         for kind in ("conversation.item.added", "conversation.item.done"):
             yield self._send(kind, previous_item_id=before, item=item)
 
-    def _touch_item(self, said: OpenAIClientEvent) -> Iterator[on.DialectCommand]:
+    def _touch_item(self, said: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
         item_id = said.item_id or ""
         item = self._conversation.item(item_id)
         match said.type.rpartition(".")[2]:
@@ -125,17 +126,17 @@ class OpenAIRealtimeDialect(on.Dialect):
             case _:
                 yield from self._truncate(item_id, said)
 
-    def _truncate(self, item_id: str, said: OpenAIClientEvent) -> Iterator[on.DialectCommand]:
+    def _truncate(self, item_id: str, said: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
         """Of a reply: what was heard by then becomes its text; one that still speaks is cut."""
         context = self._conversation.context_of(item_id)
         if context is not None and self._conversation.reply(context) is not None:
-            yield on.CancelContext(context, said.audio_end_ms)
+            yield model.CancelContext(context, said.audio_end_ms)
         elif context is not None:
-            yield on.QueryHeard(context, said.audio_end_ms)
+            yield model.QueryHeard(context, said.audio_end_ms)
         place = {"content_index": said.content_index, "audio_end_ms": round(said.audio_end_ms)}
         yield self._send("conversation.item.truncated", item_id=item_id, **place)
 
-    def _create(self, asked: OpenAIResponseParams) -> Iterator[on.DialectCommand]:
+    def _create(self, asked: OpenAIResponseParams) -> Iterator[model.DialectCommand]:
         in_conversation = asked.conversation != "none"
         if in_conversation and self._conversation.speaking is not None:
             message = "the conversation has an active response"
@@ -149,7 +150,7 @@ class OpenAIRealtimeDialect(on.Dialect):
         reply = self._conversation.begin(in_conversation, asked.metadata)
         yield from self._begin(reply, wish)
         reply.text = text
-        yield on.AppendText(reply.context, text, last=True)
+        yield model.AppendText(reply.context, text, last=True)
 
     def _no_text(self, asked: OpenAIResponseParams) -> RemoteProtocolError:
         message = "the response has no text to speak: its input items, or the user's items, are empty"
@@ -157,7 +158,7 @@ class OpenAIRealtimeDialect(on.Dialect):
             message += "; instructions are for a language model, and this server has none"
         return RemoteProtocolError("response_input_empty", message, "response.input")
 
-    def _append(self, delta: str) -> Iterator[on.DialectCommand]:
+    def _append(self, delta: str) -> Iterator[model.DialectCommand]:
         reply = self._conversation.speaking
         if reply is None:
             wish = parse_options(self._session, None)
@@ -170,24 +171,24 @@ class OpenAIRealtimeDialect(on.Dialect):
         if not reply.text:
             delta = delta.lstrip()
         reply.text += delta
-        yield on.AppendText(reply.context, delta)
+        yield model.AppendText(reply.context, delta)
 
-    def _commit(self) -> Iterator[on.DialectCommand]:
+    def _commit(self) -> Iterator[model.DialectCommand]:
         reply = self._conversation.speaking
         if reply is None or not reply.takes_text:
             raise RemoteProtocolError("input_text_buffer_commit_empty", "no text was appended")
         reply.takes_text = False
         yield self._send("input_text_buffer.committed", response_id=reply.response_id)
-        yield on.EndContext(reply.context)
+        yield model.EndContext(reply.context)
 
-    def _cancel(self, response_id: str | None) -> Iterator[on.DialectCommand]:
+    def _cancel(self, response_id: str | None) -> Iterator[model.DialectCommand]:
         replies = self._conversation.replies(response_id)
         if not replies:
             raise RemoteProtocolError("response_cancel_not_active", "no active response is found", "response_id")
         for reply in replies:
-            yield on.CancelContext(reply.context)
+            yield model.CancelContext(reply.context)
 
-    def _begin(self, reply: OpenAIResponse, wish: on.SpeechOptions) -> Iterator[on.DialectCommand]:
+    def _begin(self, reply: OpenAIResponse, wish: model.SpeechOptions) -> Iterator[model.DialectCommand]:
         yield self._send("response.created", response=reply.to_object("in_progress"))
         item = reply.item("in_progress")
         place = {"response_id": reply.response_id, "output_index": 0}
@@ -196,15 +197,15 @@ class OpenAIRealtimeDialect(on.Dialect):
             before = self._conversation.add_reply(reply)
             yield self._send("conversation.item.added", previous_item_id=before, item=item)
         yield self._send("response.content_part.added", **self._place(reply), part=AUDIO_PART)
-        yield on.OpenContext(reply.context, wish)
+        yield model.OpenContext(reply.context, wish)
 
-    def _send_text_delta(self, reply: OpenAIResponse, end: int) -> Iterator[on.DialectCommand]:
+    def _send_text_delta(self, reply: OpenAIResponse, end: int) -> Iterator[model.DialectCommand]:
         """The transcript goes on to a place in the text."""
         if delta := reply.text[reply.num_sent_chars : end]:
             reply.num_sent_chars = end
             yield self._delta(reply, "response.output_audio_transcript.delta", delta)
 
-    def _end(self, reply: OpenAIResponse, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _end(self, reply: OpenAIResponse, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         self._conversation.end(reply)
         if event.status == "completed":
             yield from self._send_text_delta(reply, len(reply.text))
@@ -225,13 +226,13 @@ class OpenAIRealtimeDialect(on.Dialect):
     def _place(self, reply: OpenAIResponse) -> dict[str, Any]:
         return {"response_id": reply.response_id, "item_id": reply.item_id, "output_index": 0, "content_index": 0}
 
-    def _delta(self, reply: OpenAIResponse, kind: str, delta: str) -> on.SendMessage:
+    def _delta(self, reply: OpenAIResponse, kind: str, delta: str) -> model.SendMessage:
         return self._send(kind, **self._place(reply), delta=delta)
 
-    def _send(self, kind: str, **fields: Any) -> on.SendMessage:
+    def _send(self, kind: str, **fields: Any) -> model.SendMessage:
         self._num_events += 1
         if self._is_beta:
             kind, fields = openai_beta.to_beta_event(kind, fields)
-        return on.SendMessage(
+        return model.SendMessage(
             dump(type=kind, event_id=f"event_{self.handshake.request_id[:12]}{self._num_events}", **fields)
         )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects.base import Message
+from realtime.protocol.model import Message
 from realtime.protocol.native import field_at_fault
 
 T = TypeVar("T")

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.parsing import dump, integer, parse_json, require_context_id, text_only
 
 DEFAULT_RATE = 24_000
@@ -49,12 +50,12 @@ class RimeGeneration:
     base_ms: float = 0.0
 
 
-class RimeWs3Dialect(on.Dialect):
+class RimeWs3Dialect(Dialect):
     """Generations are spoken one after the other."""
 
     forgiving = True
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         query = handshake.query
         kind = query.get("audioFormat", "pcm").lower()
@@ -62,16 +63,16 @@ class RimeWs3Dialect(on.Dialect):
             raise RemoteProtocolError("unsupported_format", f"audioFormat must be {', '.join(FORMATS)}", "audioFormat")
         encoding, rate = FORMATS[kind]
         self._absolute = "segment" in query
-        self.options = on.SpeechOptions(
+        self.options = model.SpeechOptions(
             voice=query.get("speaker"),
             language=query.get("lang", "")[:2] or None,
-            format=on.RequestedFormat(encoding, integer(query, "samplingRate") or rate),
+            format=model.RequestedFormat(encoding, integer(query, "samplingRate") or rate),
             word_times=True,
         )
         self._lines: dict[str, RimeGeneration] = {}
         self._num_lines = 0
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         said = parse_json(text_only(message), RimeMessage)
         if said.context_id is not None:
             require_context_id(said.context_id)
@@ -84,21 +85,21 @@ class RimeWs3Dialect(on.Dialect):
                 yield from self._clear(said.context_id)
             case "eos":
                 yield from self._flush(None)
-                yield on.FinishContexts()
+                yield model.FinishContexts()
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield self._send("chunk", event.context, data=base64.b64encode(event.data).decode())
-            case on.ContextWords():
+            case model.ContextWords():
                 yield self._timestamps(event)
-            case on.ContextEnded():
+            case model.ContextEnded():
                 yield from self._end(event)
-            case on.AllContextsEnded():
-                yield on.CloseConnection()
+            case model.AllContextsEnded():
+                yield model.CloseConnection()
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
-        yield on.SendMessage(dump(type="error", message=error.message, contextId=None))
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
+        yield model.SendMessage(dump(type="error", message=error.message, contextId=None))
 
     @classmethod
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -109,28 +110,28 @@ class RimeWs3Dialect(on.Dialect):
         lines = self._lines.items()
         return [name for name, line in lines if not line.ended and context_id in (None, line.context_id)]
 
-    def _append(self, text: str, context_id: str | None) -> Iterator[on.DialectCommand]:
+    def _append(self, text: str, context_id: str | None) -> Iterator[model.DialectCommand]:
         lines = [name for name in self._open(None) if self._lines[name].context_id == context_id]
         name = lines[-1] if lines else str(self._num_lines)
         if not lines:
             self._num_lines += 1
             self._lines[name] = RimeGeneration(context_id)
             assert self.options is not None
-            yield on.OpenContext(name, self.options)
-        yield on.AppendText(name, text)
+            yield model.OpenContext(name, self.options)
+        yield model.AppendText(name, text)
 
-    def _flush(self, context_id: str | None) -> Iterator[on.DialectCommand]:
+    def _flush(self, context_id: str | None) -> Iterator[model.DialectCommand]:
         for name in self._open(context_id):
             self._lines[name].ended = True
-            yield on.EndContext(name)
+            yield model.EndContext(name)
 
-    def _clear(self, context_id: str | None) -> Iterator[on.DialectCommand]:
+    def _clear(self, context_id: str | None) -> Iterator[model.DialectCommand]:
         lines = [name for name, line in self._lines.items() if context_id in (None, line.context_id)]
         for name in reversed(lines):
             self._lines[name].ended = self._lines[name].cleared = True
-            yield on.CancelContext(name)
+            yield model.CancelContext(name)
 
-    def _timestamps(self, event: on.ContextWords) -> on.SendMessage:
+    def _timestamps(self, event: model.ContextWords) -> model.SendMessage:
         line = self._lines[event.context]
         base_ms = 0.0 if self._absolute else line.base_ms
         line.base_ms = event.words[-1].end_ms
@@ -141,7 +142,7 @@ class RimeWs3Dialect(on.Dialect):
         }
         return self._send("timestamps", event.context, word_timestamps=times)
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         if event.context not in self._lines:
             return
         if event.error is not None and event.error.code != "text_timeout":
@@ -149,5 +150,5 @@ class RimeWs3Dialect(on.Dialect):
         yield self._send("done", event.context)
         del self._lines[event.context]
 
-    def _send(self, kind: str, name: str, **fields: Any) -> on.SendMessage:
-        return on.SendMessage(dump(type=kind, **fields, contextId=self._lines[name].context_id))
+    def _send(self, kind: str, name: str, **fields: Any) -> model.SendMessage:
+        return model.SendMessage(dump(type=kind, **fields, contextId=self._lines[name].context_id))

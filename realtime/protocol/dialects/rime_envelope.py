@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects.base import Message
 from realtime.protocol.dialects.parsing import text_only
 from realtime.protocol.dialects.protobuf import ProtobufField, Schema, decode, encode
+from realtime.protocol.model import Message
 
 BINARY, JSON = "rime.v1.binary", "rime.v1.json"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.parsing import require_context_id
 from realtime.protocol.dialects.rime_envelope import BINARY, JSON, duration, read, write
 
@@ -51,14 +52,14 @@ class RimeV1Context:
     joins: bool
     cancelled: bool = False
     # Gathered for the end, if they were asked for.
-    words: list[on.TimedWord] | None = None
+    words: list[model.TimedWord] | None = None
     last: str = field(default="")
 
 
-class RimeV1Dialect(on.Dialect):
+class RimeV1Dialect(Dialect):
     forgiving = True
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         offered = next(iter(handshake.subprotocols), None)
         if offered not in (BINARY, JSON):
@@ -69,10 +70,10 @@ class RimeV1Dialect(on.Dialect):
         self._contexts: dict[str, RimeV1Context] = {}
         self._num_started = 0
 
-    def start(self) -> Iterator[on.DialectCommand]:
+    def start(self) -> Iterator[model.DialectCommand]:
         yield self._send("", ready={"protocol": PROTOCOL, "languages": ["en"], "default_language": "en"})
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         try:
             asked = read(message, self._binary)
         except RemoteProtocolError as error:
@@ -92,26 +93,26 @@ class RimeV1Dialect(on.Dialect):
         else:
             raise RemoteProtocolError("invalid_event", "a message holds config, start, text, end or cancel")
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield self._send(event.context, audio=event.data)
-            case on.ContextWords():
+            case model.ContextWords():
                 gathered = self._contexts[event.context].words
                 if gathered is not None:
                     gathered += event.words
-            case on.ContextEnded():
+            case model.ContextEnded():
                 yield from self._end(event)
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield self._error("", error)
 
-    def _abort(self, error: RemoteProtocolError) -> Iterator[on.DialectCommand]:
+    def _abort(self, error: RemoteProtocolError) -> Iterator[model.DialectCommand]:
         """What cannot be read cannot be told apart from what follows."""
         yield self._error("", error.info)
-        yield on.CloseConnection(1007, "invalid_input")
+        yield model.CloseConnection(1007, "invalid_input")
 
-    def _configure(self, config: dict[str, Any]) -> Iterator[on.DialectCommand]:
+    def _configure(self, config: dict[str, Any]) -> Iterator[model.DialectCommand]:
         if self._num_started:
             raise RemoteProtocolError("invalid_event", "config after the first start", "config")
         defaults = config.get("defaults", {})
@@ -121,9 +122,9 @@ class RimeV1Dialect(on.Dialect):
                 raise RemoteProtocolError(
                     "invalid_event", "the handshake has an authorization already", "authorization"
                 )
-            yield on.AuthenticateKey(key.split(" ")[-1])
+            yield model.AuthenticateKey(key.split(" ")[-1])
 
-    def _start(self, context: str, start: dict[str, Any]) -> Iterator[on.DialectCommand]:
+    def _start(self, context: str, start: dict[str, Any]) -> Iterator[model.DialectCommand]:
         if context in self._contexts:
             raise RemoteProtocolError("duplicate_response", f"context {context[:40]!r} is open", "context_id")
         text = start.get("text", "")
@@ -136,11 +137,11 @@ class RimeV1Dialect(on.Dialect):
         joins = start.get("split_strategy") == ACCUMULATE_SENTENCE
         self._contexts[context] = RimeV1Context(not text, joins, words=[] if wish.word_times else None)
         yield self._send(context, started={"request_id": f"{self.handshake.request_id}-{self._num_started}"})
-        yield on.OpenContext(context, wish)
+        yield model.OpenContext(context, wish)
         if text:
-            yield on.AppendText(context, text, last=True)
+            yield model.AppendText(context, text, last=True)
 
-    def _write(self, context: str, text: str) -> Iterator[on.DialectCommand]:
+    def _write(self, context: str, text: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None or not spoken.takes_text:
             error = ErrorInfo(code="text_closed", message="the context is not open for text")
@@ -150,23 +151,23 @@ class RimeV1Dialect(on.Dialect):
             return
         apart = not spoken.joins and spoken.last and not spoken.last.isspace() and not text[0].isspace()
         spoken.last = text[-1]
-        yield on.AppendText(context, f" {text}" if apart else text)
+        yield model.AppendText(context, f" {text}" if apart else text)
 
-    def _end_text(self, context: str) -> Iterator[on.DialectCommand]:
+    def _end_text(self, context: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is not None:
             spoken.takes_text = False
-            yield on.EndContext(context)
+            yield model.EndContext(context)
 
-    def _cancel(self, context: str) -> Iterator[on.DialectCommand]:
+    def _cancel(self, context: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None:
             yield self._send(context, cancelled={})
             return
         spoken.cancelled, spoken.takes_text = True, False
-        yield on.CancelContext(context)
+        yield model.CancelContext(context)
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.pop(event.context, None)
         if spoken is None:
             return
@@ -178,15 +179,15 @@ class RimeV1Dialect(on.Dialect):
             done = {} if spoken.words is None else {"timestamps": _timestamps(spoken.words)}
             yield self._send(event.context, done=done)
 
-    def _error(self, context: str, error: ErrorInfo) -> on.SendMessage:
+    def _error(self, context: str, error: ErrorInfo) -> model.SendMessage:
         return self._send(context, error={"kind": KINDS.get(error.code, "invalid_input"), "message": error.message})
 
-    def _send(self, context: str, **payload: Any) -> on.SendMessage:
+    def _send(self, context: str, **payload: Any) -> model.SendMessage:
         named = {"context_id": context} if context else {}
-        return on.SendMessage(write(named | payload, self._binary))
+        return model.SendMessage(write(named | payload, self._binary))
 
 
-def _build_options(start: dict[str, Any]) -> on.SpeechOptions:
+def _build_options(start: dict[str, Any]) -> model.SpeechOptions:
     audio = start.get("audio_parameters", {})
     mime = audio.get("audio_format", "audio/pcm").partition(";")[0].strip().lower()
     if mime not in FORMATS:
@@ -194,15 +195,15 @@ def _build_options(start: dict[str, Any]) -> on.SpeechOptions:
         raise RemoteProtocolError("unsupported_format", message, "audio_format")
     encoding = FORMATS[mime]
     natural = 8_000 if encoding in ("mulaw", "alaw") else DEFAULT_RATE
-    return on.SpeechOptions(
+    return model.SpeechOptions(
         voice=start.get("speaker"),
         language=start.get("language"),
-        format=on.RequestedFormat(encoding, audio.get("sampling_rate") or natural),
+        format=model.RequestedFormat(encoding, audio.get("sampling_rate") or natural),
         speed=1 / audio["time_scale_factor"] if audio.get("time_scale_factor") else 1.0,
         word_times=bool(start.get("timestamps", {}).get("enable")),
     )
 
 
-def _timestamps(words: list[on.TimedWord]) -> dict[str, Any]:
+def _timestamps(words: list[model.TimedWord]) -> dict[str, Any]:
     spans = [{"text": word.text, "start": duration(word.start_ms), "end": duration(word.end_ms)} for word in words]
     return {"status": {"code": 0}, "spans": spans}

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
 
 SAMPLE_RATE = 24_000
@@ -85,11 +86,11 @@ class VllmOmniConfig:
         return self.stream_audio and self.split_granularity != "none"
 
     @property
-    def to_options(self) -> on.SpeechOptions:
-        return on.SpeechOptions(
+    def to_options(self) -> model.SpeechOptions:
+        return model.SpeechOptions(
             voice=self.voice,
             language=None if self.language in (None, "Auto", "auto") else self.language,
-            format=on.RequestedFormat(ENCODINGS[self.response_format], SAMPLE_RATE),
+            format=model.RequestedFormat(ENCODINGS[self.response_format], SAMPLE_RATE),
             seed=self.seed,
             speed=self.speed,
             instruct=self.instructions,
@@ -111,10 +112,10 @@ class VllmOmniUtterance:
     words: list[dict[str, Any]] = field(default_factory=list)
 
 
-class VllmOmniDialect(on.Dialect):
+class VllmOmniDialect(Dialect):
     forgiving = True
 
-    def __init__(self, handshake: on.ClientHandshake) -> None:
+    def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self._config = VllmOmniConfig()
         # In order; text goes to the last while it is ``_writing``.
@@ -122,7 +123,7 @@ class VllmOmniDialect(on.Dialect):
         self._writing: str | None = None
         self._num_utterances = 0
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         said = parse_json(text_only(message), VllmOmniMessage)
         match said.type:
             case "session.config":
@@ -134,24 +135,24 @@ class VllmOmniDialect(on.Dialect):
                 yield from self._end_utterance()
             case "session.close":
                 yield from self._end_utterance() if self._writing is not None else ()
-                yield on.FinishContexts()
+                yield model.FinishContexts()
             case _:
                 message = f"type must be session.config, input.text, input.done or session.close, is {said.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield from self._send_audio(event)
-            case on.ContextWords():
+            case model.ContextWords():
                 told = self._utterances[event.context].words
                 told += [{"word": word.text, "start_ms": word.start_ms, "end_ms": word.end_ms} for word in event.words]
-            case on.ContextEnded():
+            case model.ContextEnded():
                 yield from self._end(event)
-            case on.AllContextsEnded():
-                yield on.CloseConnection()
+            case model.AllContextsEnded():
+                yield model.CloseConnection()
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield self._send("error", message=error.message)
 
     def _configure(self, said: VllmOmniMessage) -> None:
@@ -161,12 +162,12 @@ class VllmOmniDialect(on.Dialect):
             raise RemoteProtocolError("invalid_event", "session.config within an utterance", "type")
         self._config = self._config.updated(said)
 
-    def _write(self, text: str) -> Iterator[on.DialectCommand]:
+    def _write(self, text: str) -> Iterator[model.DialectCommand]:
         if self._writing is None:
             self._writing = str(self._num_utterances)
             self._num_utterances += 1
             self._utterances[self._writing] = VllmOmniUtterance(self._config)
-            yield on.OpenContext(self._writing, self._config.to_options)
+            yield model.OpenContext(self._writing, self._config.to_options)
         utterance = self._utterances.get(self._writing)
         if utterance is None:
             return
@@ -176,20 +177,20 @@ class VllmOmniDialect(on.Dialect):
             message = f"an utterance without stream_audio and split_granularity may have {MAX_HELD_CHARS} characters"
             raise RemoteProtocolError("request_too_long", message, "text")
         if utterance.config.split_granularity != "none":
-            yield on.AppendText(self._writing, text)
+            yield model.AppendText(self._writing, text)
 
-    def _end_utterance(self) -> Iterator[on.DialectCommand]:
+    def _end_utterance(self) -> Iterator[model.DialectCommand]:
         if self._writing is None:
             yield from self._write("")
         context, self._writing = self._writing, None
         assert context is not None
         utterance = self._utterances.get(context)
         if utterance is not None and utterance.config.split_granularity == "none":
-            yield on.AppendText(context, utterance.text, last=True)
+            yield model.AppendText(context, utterance.text, last=True)
         else:
-            yield on.EndContext(context)
+            yield model.EndContext(context)
 
-    def _send_audio(self, event: on.ContextAudio) -> Iterator[on.DialectCommand]:
+    def _send_audio(self, event: model.ContextAudio) -> Iterator[model.DialectCommand]:
         utterance = self._utterances[event.context]
         utterance.num_bytes += len(event.data)
         if not utterance.config.stream_audio:
@@ -199,9 +200,9 @@ class VllmOmniDialect(on.Dialect):
         if utterance.config.word_timestamps:
             yield self._chunk(event.context, event.data, event.start_ms, event.end_ms, None)
         else:
-            yield on.SendMessage(event.data)
+            yield model.SendMessage(event.data)
 
-    def _start(self, context: str) -> Iterator[on.DialectCommand]:
+    def _start(self, context: str) -> Iterator[model.DialectCommand]:
         utterance = self._utterances[context]
         if not utterance.started:
             utterance.started = True
@@ -211,7 +212,7 @@ class VllmOmniDialect(on.Dialect):
 
     def _chunk(
         self, context: str, data: bytes, start_ms: float, end_ms: float, words: list[dict[str, Any]] | None
-    ) -> on.SendMessage:
+    ) -> model.SendMessage:
         utterance = self._utterances[context]
         number, utterance.num_chunks = utterance.num_chunks, utterance.num_chunks + 1
         return self._send(
@@ -225,7 +226,7 @@ class VllmOmniDialect(on.Dialect):
             timestamps=words,
         )
 
-    def _end(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         utterance = self._utterances.get(event.context)
         if utterance is None:
             return
@@ -236,7 +237,7 @@ class VllmOmniDialect(on.Dialect):
         elif spoken:
             yield from self._start(event.context)
             if utterance.audio:
-                yield on.SendMessage(_file(utterance))
+                yield model.SendMessage(_file(utterance))
             if utterance.config.word_timestamps:
                 yield self._chunk(event.context, b"", event.audio_ms, event.audio_ms, utterance.words)
         if utterance.started:
@@ -249,17 +250,17 @@ class VllmOmniDialect(on.Dialect):
     def _place(self, context: str) -> dict[str, int]:
         return {"utterance_index": int(context), "sentence_index": 0}
 
-    def _send(self, kind: str, **fields: Any) -> on.SendMessage:
-        return on.SendMessage(dump(type=kind, **fields))
+    def _send(self, kind: str, **fields: Any) -> model.SendMessage:
+        return model.SendMessage(dump(type=kind, **fields))
 
 
-def _speech_fields(said: VllmOmniMessage, given: dict[str, Any]) -> Iterator[on.DialectCommand]:
+def _speech_fields(said: VllmOmniMessage, given: dict[str, Any]) -> Iterator[model.DialectCommand]:
     """What the message says in fields of the speech API."""
     fields = {name: given[name] for name in SPEECH_FIELDS & given.keys() if given[name] is not None}
     if said.voice:
         fields["voice"] = said.voice
     if fields:
-        yield on.Configure(fields)
+        yield model.Configure(fields)
 
 
 def _file(utterance: VllmOmniUtterance) -> bytes:

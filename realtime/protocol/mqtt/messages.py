@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects.base import RequestedFormat, SpeechOptions
 from realtime.protocol.events import Id
+from realtime.protocol.model import RequestedFormat, SpeechOptions
 from realtime.protocol.native import field_at_fault
 
 VERSION = 1

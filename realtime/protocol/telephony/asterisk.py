@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from realtime.errors import RemoteProtocolError
+from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.telephony import base, parsing
 
 FORMATS = {
-    "ulaw": base.TelephonyFormat("mulaw"),
-    "alaw": base.TelephonyFormat("alaw"),
-    "slin": base.TelephonyFormat("pcm_s16le", 8_000),
-    "slin12": base.TelephonyFormat("pcm_s16le", 12_000),
-    "slin16": base.TelephonyFormat("pcm_s16le", 16_000),
-    "slin24": base.TelephonyFormat("pcm_s16le", 24_000),
-    "slin32": base.TelephonyFormat("pcm_s16le", 32_000),
-    "slin44": base.TelephonyFormat("pcm_s16le", 44_100),
-    "slin48": base.TelephonyFormat("pcm_s16le", 48_000),
+    "ulaw": model.TelephonyFormat("mulaw"),
+    "alaw": model.TelephonyFormat("alaw"),
+    "slin": model.TelephonyFormat("pcm_s16le", 8_000),
+    "slin12": model.TelephonyFormat("pcm_s16le", 12_000),
+    "slin16": model.TelephonyFormat("pcm_s16le", 16_000),
+    "slin24": model.TelephonyFormat("pcm_s16le", 24_000),
+    "slin32": model.TelephonyFormat("pcm_s16le", 32_000),
+    "slin44": model.TelephonyFormat("pcm_s16le", 44_100),
+    "slin48": model.TelephonyFormat("pcm_s16le", 48_000),
 }
 
 
@@ -39,7 +40,7 @@ class AsteriskDialect(base.TelephonyDialect):
     formats = frozenset(FORMATS.values())
     subprotocol = "media"
 
-    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.caller_audio(message)]
         if not message.lstrip().startswith("{"):
@@ -49,15 +50,15 @@ class AsteriskDialect(base.TelephonyDialect):
             case "MEDIA_START":
                 return [self._begin(told)]
             case "DTMF_END":
-                return [base.DtmfReceived(parsing.digit(told.digit))]
+                return [model.DtmfReceived(parsing.digit(told.digit))]
             case "MEDIA_MARK_PROCESSED":
-                return [base.MarkPlayed(parsing.mark_name(told.correlation_id))]
+                return [model.MarkPlayed(parsing.mark_name(told.correlation_id))]
             case "MEDIA_XOFF" | "MEDIA_XON":
-                return [base.FlowControl(told.event == "MEDIA_XOFF")]
+                return [model.FlowControl(told.event == "MEDIA_XOFF")]
         return []
 
-    def _begin(self, told: AsteriskMessage) -> base.StreamStarted:
-        line = FORMATS.get(told.format) or base.TelephonyFormat(told.format, 0)
+    def _begin(self, told: AsteriskMessage) -> model.StreamStarted:
+        line = FORMATS.get(told.format) or model.TelephonyFormat(told.format, 0)
         variables = parsing.parameters((told.channel_variables or {}) | {"channel": told.channel})
         return self.start(told.channel_id or told.connection_id, line, variables)
 

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Sequence
 
 from realtime.errors import RemoteProtocolError
+from realtime.protocol import model
 from realtime.protocol.telephony import base, parsing
 
 HEADER = struct.Struct(">BH")
@@ -25,13 +26,13 @@ class AudioSocketDialect(base.TelephonyDialect):
     """Its messages are whole frames."""
 
     name = "audiosocket"
-    formats = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in KINDS)
+    formats = frozenset(model.TelephonyFormat("pcm_s16le", rate) for rate in KINDS)
     max_buffer_ms = 40
     is_paced = True
     has_marks = False
     _call_id = ""
 
-    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
         kind, payload = frame_parts(message)
         if kind == UUID:
             self._call_id = self._read_uuid(payload)
@@ -40,11 +41,11 @@ class AudioSocketDialect(base.TelephonyDialect):
             raise RemoteProtocolError("invalid_event", f"a frame of kind {kind:#04x} came before the UUID", "uuid")
         match kind:
             case 0x00:
-                return [base.StreamEnded()]
+                return [model.StreamEnded()]
             case 0x03:
-                return [base.DtmfReceived(parsing.digit(payload.decode("ascii", "replace")))] if self.format else []
+                return [model.DtmfReceived(parsing.digit(payload.decode("ascii", "replace")))] if self.format else []
             case 0xFF:
-                return [base.StreamEnded("asterisk_error")]
+                return [model.StreamEnded("asterisk_error")]
         return self._read_audio(kind, payload) if kind in RATES or kind in UNSUPPORTED_RATES else []
 
     def send_audio(self, data: bytes) -> bytes:
@@ -60,10 +61,10 @@ class AudioSocketDialect(base.TelephonyDialect):
             raise RemoteProtocolError("invalid_event", f"a UUID has 16 bytes, this one {len(payload)}", "uuid")
         return str(uuid.UUID(bytes=payload))
 
-    def _read_audio(self, kind: int, payload: bytes) -> list[base.TelephonyEvent]:
+    def _read_audio(self, kind: int, payload: bytes) -> list[model.TelephonyEvent]:
         rate = RATES.get(kind) or UNSUPPORTED_RATES[kind]
         if self.format is None:
-            return [self.start(self._call_id, base.TelephonyFormat("pcm_s16le", rate), {}), self.caller_audio(payload)]
+            return [self.start(self._call_id, model.TelephonyFormat("pcm_s16le", rate), {}), self.caller_audio(payload)]
         if rate != self.format.sample_rate:
             found = f"the call began at {self.format.sample_rate} Hz and goes on at {rate}"
             raise RemoteProtocolError("unsupported_format", found, "kind")
@@ -74,7 +75,7 @@ def frame(kind: int, payload: bytes) -> bytes:
     return HEADER.pack(kind, len(payload)) + payload
 
 
-def frame_parts(message: base.Message) -> tuple[int, bytes]:
+def frame_parts(message: model.Message) -> tuple[int, bytes]:
     """Raises ``RemoteProtocolError`` for anything but one whole frame."""
     if isinstance(message, str) or len(message) < HEADER.size:
         raise RemoteProtocolError("invalid_event", "not a frame of AudioSocket")

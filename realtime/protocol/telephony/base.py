@@ -1,15 +1,13 @@
-"""What a phone line says and hears, whatever its provider's messages look like. No input or output, and no clock."""
+"""What every phone line does, whatever its provider's messages look like. No input or output, and no clock."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 from realtime.errors import RemoteProtocolError
-
-Message = str | bytes
+from realtime.protocol import model
 
 # Of an id that the provider gives.
 MAX_NAME_CHARS = 256
@@ -18,91 +16,13 @@ MAX_PARAMETERS = 64
 MAX_AUDIO_S = 2
 
 
-@dataclass(frozen=True, slots=True)
-class TelephonyFormat:
-    """Of both directions; mono."""
-
-    # ``mulaw``, ``alaw`` or ``pcm_s16le``.
-    encoding: str = "mulaw"
-    sample_rate: int = 8_000
-
-    @property
-    def sample_bytes(self) -> int:
-        return 2 if self.encoding == "pcm_s16le" else 1
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStarted:
-    """The call is connected; audio may flow."""
-
-    # The provider's.
-    call_id: str
-    line: TelephonyFormat
-    parameters: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class CallerAudioReceived:
-    data: bytes
-    # Rising with time, where the provider counts.
-    number: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DtmfReceived:
-    digit: str
-
-
-@dataclass(frozen=True, slots=True)
-class MarkPlayed:
-    """All audio sent before the mark was played, or thrown away by a clear."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class FlowControl:
-    """The far buffer is full (``on``), or has room again."""
-
-    on: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteBargeIn:
-    """The far side itself noticed that its user speaks, or wants to."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextReceived:
-    """The far side's user wrote something, or said what the device understands by itself."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
-    reason: str = "caller"
-
-
-TelephonyEvent = (
-    StreamStarted
-    | CallerAudioReceived
-    | DtmfReceived
-    | MarkPlayed
-    | FlowControl
-    | RemoteBargeIn
-    | TextReceived
-    | StreamEnded
-)
-
-
 class TelephonyDialect(ABC):
     """One line. ``receive`` raises ``RemoteProtocolError`` for a message that breaks the wire; what it does not know
     is passed over. The others give the message that says so, or ``None`` where the provider has none."""
 
     name: ClassVar[str]
     # What may come.
-    formats: ClassVar[frozenset[TelephonyFormat]]
+    formats: ClassVar[frozenset[model.TelephonyFormat]]
     # The far side holds no more than that.
     max_buffer_ms: ClassVar[int] = 10_000
     # The far side plays what comes when it comes: a frame each 20 ms, silence too.
@@ -111,31 +31,31 @@ class TelephonyDialect(ABC):
     subprotocol: ClassVar[str | None] = None
 
     # Once started.
-    format: TelephonyFormat | None = None
+    format: model.TelephonyFormat | None = None
 
     @abstractmethod
-    def receive_message(self, message: Message) -> Sequence[TelephonyEvent]: ...
+    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]: ...
 
     @abstractmethod
-    def send_audio(self, data: bytes) -> Message:
+    def send_audio(self, data: bytes) -> model.Message:
         """A frame of 20 ms."""
 
-    def send_greeting(self) -> Message | None:
+    def send_greeting(self) -> model.Message | None:
         """The answer to the start."""
         return None
 
-    def send_mark(self, name: str) -> Message | None:
+    def send_mark(self, name: str) -> model.Message | None:
         return None
 
-    def send_clear(self) -> Message | None:
+    def send_clear(self) -> model.Message | None:
         """Throw away what was not played; marks in it come back at once."""
         return None
 
-    def send_hang_up(self) -> Message | None:
+    def send_hang_up(self) -> model.Message | None:
         """Said before the connection is closed."""
         return None
 
-    def start(self, call_id: str, line: TelephonyFormat, parameters: Mapping[str, str]) -> StreamStarted:
+    def start(self, call_id: str, line: model.TelephonyFormat, parameters: Mapping[str, str]) -> model.StreamStarted:
         """Raises ``RemoteProtocolError`` for a second start, an unknown format, or names without end."""
         if self.format is not None:
             raise RemoteProtocolError("invalid_event", "the call has started already", "start")
@@ -150,9 +70,9 @@ class TelephonyDialect(ABC):
             found = f"a call has at most {MAX_PARAMETERS} parameters, this one {len(parameters)}"
             raise RemoteProtocolError("invalid_event", found, "parameters")
         self.format = line
-        return StreamStarted(call_id, line, parameters)
+        return model.StreamStarted(call_id, line, parameters)
 
-    def caller_audio(self, data: bytes, number: int | None = None) -> CallerAudioReceived:
+    def caller_audio(self, data: bytes, number: int | None = None) -> model.CallerAudioReceived:
         """Raises ``RemoteProtocolError`` before the start, and for half samples."""
         line = self.require_start("media")
         if len(data) % line.sample_bytes:
@@ -161,9 +81,9 @@ class TelephonyDialect(ABC):
         if len(data) > MAX_AUDIO_S * line.sample_rate * line.sample_bytes:
             found = f"a message holds at most {MAX_AUDIO_S} s of audio, this one {len(data)} bytes"
             raise RemoteProtocolError("invalid_event", found, "payload")
-        return CallerAudioReceived(data, number)
+        return model.CallerAudioReceived(data, number)
 
-    def require_start(self, what: str) -> TelephonyFormat:
+    def require_start(self, what: str) -> model.TelephonyFormat:
         if self.format is None:
             raise RemoteProtocolError("invalid_event", f"{what} came before the start of the call", what)
         return self.format

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from msgspec import Struct
 
+from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
 from realtime.protocol.telephony import base, parsing
 
@@ -48,7 +49,7 @@ class JsonStreamDialect(base.TelephonyDialect):
     # A message of audio, without its payload: what comes before it, and behind.
     _audio: tuple[str, str] | None = None
 
-    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
         told = parse_json(text_only(message), self.messages)
         match told.event:
             case "start":
@@ -58,18 +59,18 @@ class JsonStreamDialect(base.TelephonyDialect):
                 audio = self.caller_audio(parsing.payload(media.payload), media.chunk)
                 return [audio] if media.track == INBOUND else []
             case "dtmf":
-                return [base.DtmfReceived(parsing.digit(parsing.required(told.dtmf, "dtmf").digit))]
+                return [model.DtmfReceived(parsing.digit(parsing.required(told.dtmf, "dtmf").digit))]
             case "mark":
-                return [base.MarkPlayed(parsing.mark_name(parsing.required(told.mark, "mark").name))]
+                return [model.MarkPlayed(parsing.mark_name(parsing.required(told.mark, "mark").name))]
             case "stop":
-                return [base.StreamEnded()]
+                return [model.StreamEnded()]
         return self.receive_more(told)
 
     @abstractmethod
-    def begin(self, told: Any) -> base.StreamStarted:
+    def begin(self, told: Any) -> model.StreamStarted:
         """Raises ``RemoteProtocolError``."""
 
-    def receive_more(self, told: Any) -> Sequence[base.TelephonyEvent]:
+    def receive_more(self, told: Any) -> Sequence[model.TelephonyEvent]:
         """Events that only this provider has. Raises ``RemoteProtocolError``."""
         return []
 

@@ -8,8 +8,9 @@ from typing import Any
 from msgspec import Struct
 
 from realtime.errors import RemoteProtocolError
+from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump
-from realtime.protocol.telephony import base, parsing
+from realtime.protocol.telephony import parsing
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 
 ENCODINGS = {"PCMU": "mulaw", "PCMA": "alaw"}
@@ -40,16 +41,16 @@ class TelnyxMessage(JsonStreamMessage):
 
 class TelnyxDialect(JsonStreamDialect):
     name = "telnyx"
-    formats = frozenset({base.TelephonyFormat("mulaw"), base.TelephonyFormat("alaw")})
+    formats = frozenset({model.TelephonyFormat("mulaw"), model.TelephonyFormat("alaw")})
     messages = TelnyxMessage
 
-    def begin(self, told: TelnyxMessage) -> base.StreamStarted:
+    def begin(self, told: TelnyxMessage) -> model.StreamStarted:
         start = parsing.required(told.start, "start")
         audio = start.media_format
-        line = base.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
+        line = model.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
         return self.start(start.call_control_id or told.stream_id, line, parsing.parameters(start.custom_parameters))
 
-    def receive_more(self, told: TelnyxMessage) -> Sequence[base.TelephonyEvent]:
+    def receive_more(self, told: TelnyxMessage) -> Sequence[model.TelephonyEvent]:
         if told.event == "error":
             fault = told.payload or TelnyxError()
             raise RemoteProtocolError("invalid_event", f"Telnyx reports error {fault.code}: {fault.title[:100]}")

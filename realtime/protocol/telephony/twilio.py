@@ -6,8 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump
-from realtime.protocol.telephony import base, parsing
+from realtime.protocol.telephony import parsing
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 
 ENCODINGS = {"audio/x-mulaw": "mulaw"}
@@ -33,15 +34,15 @@ class TwilioMessage(JsonStreamMessage, rename="camel"):
 
 class TwilioDialect(JsonStreamDialect):
     name = "twilio"
-    formats = frozenset({base.TelephonyFormat()})
+    formats = frozenset({model.TelephonyFormat()})
     messages = TwilioMessage
     _stream_sid = ""
 
-    def begin(self, told: TwilioMessage) -> base.StreamStarted:
+    def begin(self, told: TwilioMessage) -> model.StreamStarted:
         start = parsing.required(told.start, "start")
         audio = start.media_format
         stream_sid = parsing.mark_name(start.stream_sid or told.stream_sid)
-        line = base.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
+        line = model.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
         started = self.start(start.call_sid or stream_sid, line, parsing.parameters(start.custom_parameters))
         self._stream_sid = stream_sid
         return started

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from realtime.errors import RemoteProtocolError
+from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump, parse_json
 from realtime.protocol.telephony import base, parsing
 from realtime.protocol.telephony.json_stream import DtmfMessage
@@ -32,13 +33,13 @@ class VonageMessage(Struct):
 
 class VonageDialect(base.TelephonyDialect):
     name = "vonage"
-    formats = frozenset(base.TelephonyFormat("pcm_s16le", rate) for rate in (8_000, 16_000, 24_000))
+    formats = frozenset(model.TelephonyFormat("pcm_s16le", rate) for rate in (8_000, 16_000, 24_000))
 
     def __init__(self, call_id: str) -> None:
         """The call's id is among the headers that the application chose, or else this one."""
         self._call_id = call_id
 
-    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.caller_audio(message)]
         told = parse_json(message, VonageMessage)
@@ -46,19 +47,19 @@ class VonageDialect(base.TelephonyDialect):
             case "websocket:connected":
                 return [self._begin(told, parse_json(message, dict[str, object]))]
             case "websocket:dtmf":
-                return [base.DtmfReceived(parsing.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
+                return [model.DtmfReceived(parsing.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
             case "websocket:notify" if told.payload is not None and told.payload.mark:
-                return [base.MarkPlayed(parsing.mark_name(told.payload.mark))]
+                return [model.MarkPlayed(parsing.mark_name(told.payload.mark))]
         return []
 
-    def _begin(self, told: VonageMessage, content: dict[str, object]) -> base.StreamStarted:
+    def _begin(self, told: VonageMessage, content: dict[str, object]) -> model.StreamStarted:
         found = CONTENT_TYPE.fullmatch(told.content_type.strip())
         if found is None:
             asked = f"content-type must be audio/l16;rate=N, is {told.content_type[:40]!r}"
             raise RemoteProtocolError("unsupported_format", asked, "content-type")
         headers = parsing.parameters({name: value for name, value in content.items() if name not in RESERVED_FIELDS})
         call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
-        return self.start(call_id, base.TelephonyFormat("pcm_s16le", int(found[1])), headers)
+        return self.start(call_id, model.TelephonyFormat("pcm_s16le", int(found[1])), headers)
 
     def send_audio(self, data: bytes) -> bytes:
         return data

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from realtime.errors import RemoteProtocolError
+from realtime.protocol import model
 from realtime.protocol.telephony import base
 
 # Of what devices are sent. What they send has a rate of its own, which every decoder of Opus makes into this.
@@ -20,7 +21,7 @@ SAMPLE_RATE = 24_000
 PACKET_MS = 60
 # A device holds 2.4 s and throws away what is beyond.
 MAX_BUFFER_MS = 1_000
-LINE = base.TelephonyFormat("pcm_s16le", SAMPLE_RATE)
+LINE = model.TelephonyFormat("pcm_s16le", SAMPLE_RATE)
 # A message of sound without any: what has been gathered for a packet leaves now.
 FLUSH = b""
 MAX_TEXT_CHARS = 4_096
@@ -50,7 +51,7 @@ class XiaozhiDialect(base.TelephonyDialect):
         # Further fields of the server's hello.
         self._offer = offer
 
-    def receive_message(self, message: base.Message) -> Sequence[base.TelephonyEvent]:
+    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.caller_audio(message)]
         found = _read(message)
@@ -59,11 +60,11 @@ class XiaozhiDialect(base.TelephonyDialect):
                 return [self._hello(found)]
             case "abort":
                 self.require_start("abort")
-                return [base.RemoteBargeIn()]
+                return [model.RemoteBargeIn()]
             case "listen" if found.get("state") == "detect":
                 return self._detected(found.get("text"))
             case "goodbye":
-                return [base.StreamEnded()]
+                return [model.StreamEnded()]
         return []
 
     def send_greeting(self) -> str:
@@ -89,7 +90,7 @@ class XiaozhiDialect(base.TelephonyDialect):
     def send_hang_up(self) -> str:
         return self._send_json("goodbye")
 
-    def _hello(self, hello: Mapping[str, Any]) -> base.StreamStarted:
+    def _hello(self, hello: Mapping[str, Any]) -> model.StreamStarted:
         if hello.get("transport", self._transport) != self._transport:
             raise RemoteProtocolError("invalid_event", f"transport must be {self._transport} here", "transport")
         audio = hello.get("audio_params") or {}
@@ -97,13 +98,13 @@ class XiaozhiDialect(base.TelephonyDialect):
             raise RemoteProtocolError("unsupported_format", "audio_params.format must be opus", "audio_params.format")
         return self.start(self.session_id, LINE, self._parameters)
 
-    def _detected(self, text: object) -> list[base.TelephonyEvent]:
+    def _detected(self, text: object) -> list[model.TelephonyEvent]:
         self.require_start("listen")
         if not isinstance(text, str) or not text:
             return []
         if len(text) > MAX_TEXT_CHARS:
             raise RemoteProtocolError("invalid_event", f"text has at most {MAX_TEXT_CHARS} characters", "text")
-        return [base.TextReceived(text)]
+        return [model.TextReceived(text)]
 
     def _send_json(self, kind: str, **more: object) -> str:
         return msgspec.json.encode({"type": kind, "session_id": self.session_id, **more}).decode()

@@ -7,20 +7,21 @@ from typing import Any
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.wyoming.events import Data, WyomingEvent, WyomingEventReader, serialize
 
 WIDTH, CHANNELS = 2, 1
 MAX_NAME_CHARS = 128
 
 
-class WyomingDialect(on.Dialect):
+class WyomingDialect(Dialect):
     """One connection. Its messages are pieces of the stream, cut anywhere."""
 
     forgiving = True
 
     def __init__(self, info: Data, sample_rate: int, max_data_bytes: int) -> None:
-        super().__init__(on.ClientHandshake(path={}, query={}, headers={}, request_id=""))
+        super().__init__(model.ClientHandshake(path={}, query={}, headers={}, request_id=""))
         self._info = info
         self._format = {"rate": sample_rate, "width": WIDTH, "channels": CHANNELS}
         self._reader = WyomingEventReader(max_data_bytes)
@@ -33,7 +34,7 @@ class WyomingDialect(on.Dialect):
         self._sounding: set[str] = set()
         self._broken = False
 
-    def receive_message(self, message: on.Message) -> Iterator[on.DialectCommand]:
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         piece = message if isinstance(message, bytes) else message.encode()
         events = self._reader.push(piece)
         while not self._broken:
@@ -42,19 +43,19 @@ class WyomingDialect(on.Dialect):
             except RemoteProtocolError as error:
                 self._broken = True  # where the next event begins cannot be known
                 yield from self.send_error(error.info, None)
-                yield on.CloseConnection(1002, error.code)
+                yield model.CloseConnection(1002, error.code)
                 return
             if event is None:
                 return
             yield from self._is_ignorable(event)
 
-    def _is_ignorable(self, event: WyomingEvent) -> Iterator[on.DialectCommand]:
+    def _is_ignorable(self, event: WyomingEvent) -> Iterator[model.DialectCommand]:
         try:
             yield from self._act(event)
         except RemoteProtocolError as error:
             yield from self.send_error(error.info, None)
 
-    def _act(self, event: WyomingEvent) -> Iterator[on.DialectCommand]:
+    def _act(self, event: WyomingEvent) -> Iterator[model.DialectCommand]:
         """What is not known is passed over."""
         match event.type:
             case "describe":
@@ -64,7 +65,7 @@ class WyomingDialect(on.Dialect):
             case "synthesize" if self._arriving is None:  # else the whole text again, for those who know no chunks
                 text = _text(event.data)
                 yield from self._open(event.data)
-                yield on.AppendText(self._last, text, last=True)
+                yield model.AppendText(self._last, text, last=True)
             case "synthesize-start":
                 if self._arriving is not None:
                     raise RemoteProtocolError("invalid_event", "a text is arriving already", "synthesize-start")
@@ -72,50 +73,50 @@ class WyomingDialect(on.Dialect):
                 self._arriving = self._last
                 self._streamed.add(self._last)
             case "synthesize-chunk":
-                yield on.AppendText(self._require_start(event.type), _text(event.data))
+                yield model.AppendText(self._require_start(event.type), _text(event.data))
             case "synthesize-stop":
                 context, self._arriving = self._require_start(event.type), None
-                yield on.EndContext(context)
+                yield model.EndContext(context)
 
     @property
     def _last(self) -> str:
         """The text that was opened last."""
         return str(self._num_texts)
 
-    def _open(self, data: Data) -> Iterator[on.DialectCommand]:
+    def _open(self, data: Data) -> Iterator[model.DialectCommand]:
         if data.get("text_format") not in (None, "text"):
             raise RemoteProtocolError("invalid_event", "text_format must be text", "text_format")
         voice = data.get("voice") or {}
         if not isinstance(voice, dict):
             raise RemoteProtocolError("invalid_event", "voice must be an object", "voice")
-        wish = on.SpeechOptions(
+        wish = model.SpeechOptions(
             voice=_name(voice, "name"),
             language=_name(voice, "language"),
-            format=on.RequestedFormat("pcm_s16le", self._format["rate"]),
+            format=model.RequestedFormat("pcm_s16le", self._format["rate"]),
             burst=True,
         )
         self._num_texts += 1
-        yield on.OpenContext(self._last, wish)
+        yield model.OpenContext(self._last, wish)
 
     def _require_start(self, kind: str) -> str:
         if self._arriving is None:
             raise RemoteProtocolError("invalid_event", f"{kind} came before synthesize-start", kind)
         return self._arriving
 
-    def send_event(self, event: on.DialectEvent) -> Iterator[on.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
-            case on.ContextAudio():
+            case model.ContextAudio():
                 yield from self._start(event.context)
-                yield on.SendMessage(serialize(WyomingEvent("audio-chunk", self._format, event.data)))
-            case on.ContextEnded():
+                yield model.SendMessage(serialize(WyomingEvent("audio-chunk", self._format, event.data)))
+            case model.ContextEnded():
                 yield from self._ended(event)
 
-    def _start(self, context: str) -> Iterator[on.DialectCommand]:
+    def _start(self, context: str) -> Iterator[model.DialectCommand]:
         if context not in self._sounding:
             self._sounding.add(context)
             yield _send("audio-start", self._format)
 
-    def _ended(self, event: on.ContextEnded) -> Iterator[on.DialectCommand]:
+    def _ended(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         """Who waits for audio is told that it has ended, whatever became of it."""
         if self._arriving == event.context:
             self._arriving = None
@@ -128,7 +129,7 @@ class WyomingDialect(on.Dialect):
             self._streamed.discard(event.context)
             yield _send("synthesize-stopped", {})
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[on.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield _send("error", {"text": error.message, "code": error.code})
 
 
@@ -164,5 +165,5 @@ def _name(voice: Data, field: str) -> str | None:
     return found or None
 
 
-def _send(kind: str, data: Data) -> on.SendMessage:
-    return on.SendMessage(serialize(WyomingEvent(kind, data)))
+def _send(kind: str, data: Data) -> model.SendMessage:
+    return model.SendMessage(serialize(WyomingEvent(kind, data)))

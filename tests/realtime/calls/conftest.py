@@ -10,7 +10,7 @@ from realtime.auth import LOCAL, Authenticator
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
 from realtime.calls.connection import CallConnection
 from realtime.config import load_config
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.twilio import TwilioDialect
 from realtime.server import SpeechServer
@@ -53,7 +53,7 @@ class Phone:
     ) -> None:
         self.conversing, self.link, self.board = conversing, link, board
         self.agent = agent
-        self.heard: list[on.CallEvent] = []
+        self.heard: list[model.CallEvent] = []
         self.far = twilio_simulator.TwilioSimulator(link.incoming.put_nowait)
         link.told = self.far.receive
 
@@ -61,11 +61,11 @@ class Phone:
         for message in messages:
             self.link.incoming.put_nowait(message)
 
-    async def command(self, command: on.Command) -> on.CallEvent | None:
+    async def command(self, command: model.Command) -> model.CallEvent | None:
         live = self.board.calls(LOCAL.name)[0]
         return await self.board.call(LOCAL.name, live.call_id).handle_command(command)
 
-    async def event(self, kind: type[on.EventBase]) -> on.CallEvent:
+    async def event(self, kind: type[model.EventBase]) -> model.CallEvent:
         """The next of this kind; all are kept in ``heard``."""
         async with asyncio.timeout(120):
             while True:

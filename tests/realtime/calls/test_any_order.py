@@ -12,7 +12,7 @@ import pytest
 
 from engine.api import SpeechError
 from realtime.auth import LOCAL
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 from tests.fakes.engine import FakeScript
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.conftest import Phone, phone
@@ -21,21 +21,21 @@ pytestmark = pytest.mark.virtual_time
 
 NUM_RUNS, NUM_RUNS_SLOW = 6, 200
 NUM_ACTS = 60
-ENDS = (on.CallReplyPlayed, on.CallReplyInterrupted, on.CallReplyFailed)
+ENDS = (model.CallReplyPlayed, model.CallReplyInterrupted, model.CallReplyFailed)
 TEXTS = ("", "  ", "Hi.", "Hello there, how are you today?", "It is nice to hear you. " * 8)
 
 
-def act(rng: random.Random, call: Phone) -> on.Command | str:
+def act(rng: random.Random, call: Phone) -> model.Command | str:
     """What somebody does next."""
     reply_id = rng.choice("abcd")
     chunk = rng.randrange(3_000)
-    choices: list[tuple[int, on.Command | str]] = [
-        (8, on.SayCommand(text=rng.choice(TEXTS), reply_id=rng.choice((reply_id, None)), end=rng.random() < 0.7)),
-        (5, on.AppendCommand(reply_id=reply_id, text=rng.choice(TEXTS))),
-        (4, on.MarkCommand(reply_id=reply_id, name="m")),
-        (4, on.EndReplyCommand(reply_id=reply_id)),
-        (2, on.InterruptCommand()),
-        (1, on.HangUpCommand(after_speech=rng.random() < 0.5)),
+    choices: list[tuple[int, model.Command | str]] = [
+        (8, model.SayCommand(text=rng.choice(TEXTS), reply_id=rng.choice((reply_id, None)), end=rng.random() < 0.7)),
+        (5, model.AppendCommand(reply_id=reply_id, text=rng.choice(TEXTS))),
+        (4, model.MarkCommand(reply_id=reply_id, name="m")),
+        (4, model.EndReplyCommand(reply_id=reply_id)),
+        (2, model.InterruptCommand()),
+        (1, model.HangUpCommand(after_speech=rng.random() < 0.5)),
         (4, twilio_simulator.media(chunk=chunk)),
         (2, twilio_simulator.dtmf("5")),
         (1, twilio_simulator.mark(f"vw{rng.randrange(30)}")),
@@ -52,7 +52,7 @@ async def live_through(seed: int) -> None:
     async with phone(script, **limits, calls__lead_ms=rng.choice((40, 400, 3_000))) as call:
         call.far._returns_marks = rng.random() < 0.7
         call.say_to_server(twilio_simulator.connected(), twilio_simulator.start())
-        call_id = (await call.event(on.CallConnected)).call_id or ""
+        call_id = (await call.event(model.CallConnected)).call_id or ""
         accepted = Counter[str]()
         for _ in range(NUM_ACTS):
             await asyncio.sleep(rng.choice((0, 0, 0.005, 0.1, 0.6)))
@@ -63,14 +63,14 @@ async def live_through(seed: int) -> None:
                 case command:
                     with suppress(SpeechError):
                         answer = await call.board.call(LOCAL.name, call_id).handle_command(command)
-                        if isinstance(answer, on.CallReplyAccepted):
+                        if isinstance(answer, model.CallReplyAccepted):
                             accepted[answer.reply_id] += 1
         call.link.writable.set()
         call.say_to_server(twilio_simulator.stop())
-        await call.event(on.CallEnded)
+        await call.event(model.CallEnded)
         assert call.agent.events.empty(), "something was told after the hang-up"
         assert Counter(event.reply_id for event in call.heard if isinstance(event, ENDS)) == accepted
-        assert sum(isinstance(event, on.CallEnded) for event in call.heard) == 1
+        assert sum(isinstance(event, model.CallEnded) for event in call.heard) == 1
         num_messages = len(call.far.events)
         await asyncio.sleep(2.0)
         assert len(call.far.events) == num_messages, "something was sent after the hang-up"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
@@ -47,8 +47,8 @@ async def speak(call: Phone, said: list[str], first_chunk: int = 1) -> None:
 
 async def connect(call: Phone) -> None:
     call.say_to_server(twilio_simulator.connected(), twilio_simulator.start())
-    await call.event(on.CallConnected)
-    await call.command(on.SayCommand(text=TEXT, reply_id="r"))
+    await call.event(model.CallConnected)
+    await call.command(model.SayCommand(text=TEXT, reply_id="r"))
     await asyncio.sleep(1.5)
 
 
@@ -57,11 +57,11 @@ async def test_the_callers_voice_cuts_the_reply(speech: list[str]) -> None:
         await connect(call)
         began_s = asyncio.get_running_loop().time()
         speaking = asyncio.create_task(speak(call, speech))
-        await call.event(on.CallerBargeIn)
+        await call.event(model.CallerBargeIn)
         assert asyncio.get_running_loop().time() - began_s < 0.2
         await asyncio.sleep(0)
         assert call.far.num_clears == 1
-        cut = await call.event(on.CallReplyInterrupted)
+        cut = await call.event(model.CallReplyInterrupted)
         assert (cut.reply_id, cut.cause) == ("r", "caller")
         assert cut.heard.text + cut.heard.remaining == TEXT
         assert cut.heard.text
@@ -76,7 +76,7 @@ async def test_the_callers_voice_cuts_the_reply(speech: list[str]) -> None:
 async def test_a_voice_in_a_silent_call_interrupts_nothing(speech: list[str]) -> None:
     async with phone() as call:
         call.say_to_server(twilio_simulator.connected(), twilio_simulator.start())
-        await call.event(on.CallConnected)
+        await call.event(model.CallConnected)
         await speak(call, speech)
         assert call.agent.events.empty()
         assert call.far.events == []
@@ -86,7 +86,7 @@ async def test_it_can_be_turned_off(speech: list[str]) -> None:
     async with phone(calls__barge_in=False) as call:
         await connect(call)
         await speak(call, speech)
-        await call.event(on.CallReplyPlayed)
+        await call.event(model.CallReplyPlayed)
         assert call.far.num_clears == 0
 
 
@@ -97,7 +97,7 @@ async def test_a_line_full_of_noise_and_keys_interrupts_nothing() -> None:
         await connect(call)
         await speak(call, noise)
         call.say_to_server(twilio_simulator.dtmf("1"))
-        await call.event(on.CallReplyPlayed)
+        await call.event(model.CallReplyPlayed)
         assert call.far.num_clears == 0
 
 
@@ -107,12 +107,12 @@ async def test_our_own_echo_interrupts_nothing(speech: list[str]) -> None:
     async with phone(calls__vad_min_level_db=-90.0) as call:
         await connect(call)
         await speak(call, quiet)
-        await call.event(on.CallReplyPlayed)
+        await call.event(model.CallReplyPlayed)
         assert call.far.num_clears == 0
     async with phone(calls__vad_min_level_db=-90.0, calls__echo_return_loss_db=120.0) as call:
         await connect(call)
         await speak(call, quiet)
-        await call.event(on.CallerBargeIn)
+        await call.event(model.CallerBargeIn)
 
 
 def quieter(payload: str, factor: float) -> str:
@@ -130,7 +130,7 @@ async def test_bunched_packets_are_a_voice_too(speech: list[str]) -> None:
             for chunk, payload in enumerate(speech[first : first + 10], first + 1):
                 call.say_to_server(twilio_simulator.media(payload, chunk))
             await asyncio.sleep(0.2)
-        await call.event(on.CallerBargeIn)
+        await call.event(model.CallerBargeIn)
         assert call.far.num_clears == 1
 
 
@@ -140,8 +140,8 @@ async def test_a_voice_is_noticed_again_in_the_next_reply(speech: list[str]) -> 
         await connect(call)
         for number in range(3):
             await speak(call, speech[:40], 1 + 40 * number)
-            await call.event(on.CallerBargeIn)
-            await call.command(on.SayCommand(text=TEXT))
+            await call.event(model.CallerBargeIn)
+            await call.command(model.SayCommand(text=TEXT))
             await asyncio.sleep(0.3)
 
 
@@ -150,4 +150,4 @@ async def test_a_phone_that_counts_anew_is_heard(speech: list[str]) -> None:
         await connect(call)
         call.say_to_server(twilio_simulator.media(chunk=1_000_000))
         await speak(call, speech)
-        await call.event(on.CallerBargeIn)
+        await call.event(model.CallerBargeIn)

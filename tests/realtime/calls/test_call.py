@@ -9,9 +9,9 @@ import pytest
 from realtime.auth import LOCAL
 from realtime.calls.playout import CallPlayout, PlayoutSettings
 from realtime.errors import RequestRefused
-from realtime.protocol import call_events as on
+from realtime.protocol import model
+from realtime.protocol.model import Message, TelephonyFormat
 from realtime.protocol.telephony.asterisk import AsteriskDialect
-from realtime.protocol.telephony.base import Message, TelephonyFormat
 from realtime.protocol.telephony.twilio import TwilioDialect
 from sessions.clock import TICK_S, next_tick, now_s
 from sessions.errors import DuplicateResponse, LimitExceeded, TextInputClosed, UnknownResponse
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.virtual_time
 TEXT = "Hello there, how are you today? It is nice to hear you."
 
 
-async def connect(call: Phone) -> on.CallConnected:
+async def connect(call: Phone) -> model.CallConnected:
     call.say_to_server(twilio_simulator.connected(), twilio_simulator.start(name="Ann"))
-    event = await call.event(on.CallConnected)
-    assert isinstance(event, on.CallConnected)
+    event = await call.event(model.CallConnected)
+    assert isinstance(event, model.CallConnected)
     return event
 
 
@@ -40,9 +40,9 @@ async def test_a_reply_is_played_in_frames_at_the_callers_pace() -> None:
             twilio_simulator.CALL,
             {"name": "Ann"},
         )
-        accepted = await call.command(on.SayCommand(text=TEXT))
-        played = await call.event(on.CallReplyPlayed)
-        assert isinstance(accepted, on.CallReplyAccepted)
+        accepted = await call.command(model.SayCommand(text=TEXT))
+        played = await call.event(model.CallReplyPlayed)
+        assert isinstance(accepted, model.CallReplyAccepted)
         assert (played.reply_id, played.confirmed) == (accepted.reply_id, True)
         assert set(call.far.payload_sizes) == {160}
         assert call.far.played_s == pytest.approx(played.played_ms / 1000, abs=0.02)
@@ -98,39 +98,43 @@ async def test_replies_are_spoken_in_turn_without_a_growing_lead() -> None:
     async with phone() as call:
         await connect(call)
         for number in range(12):
-            await call.command(on.SayCommand(text="Hello there.", reply_id=f"r{number}"))
+            await call.command(model.SayCommand(text="Hello there.", reply_id=f"r{number}"))
         for number in range(12):
-            assert (await call.event(on.CallReplyPlayed)).reply_id == f"r{number}"
+            assert (await call.event(model.CallReplyPlayed)).reply_id == f"r{number}"
         assert call.far.longest_queue_s <= 0.261
 
 
 async def test_text_may_come_piece_by_piece_with_marks_between() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(reply_id="r", end=False))
-        await call.command(on.AppendCommand(reply_id="r", text="Hello there. "))
-        await call.command(on.MarkCommand(reply_id="r", name="greeted"))
+        await call.command(model.SayCommand(reply_id="r", end=False))
+        await call.command(model.AppendCommand(reply_id="r", text="Hello there. "))
+        await call.command(model.MarkCommand(reply_id="r", name="greeted"))
         await asyncio.sleep(0.3)
-        await call.command(on.AppendCommand(reply_id="r", text="How are you? "))
-        await call.command(on.MarkCommand(reply_id="r", name="asked"))
-        await call.command(on.EndReplyCommand(reply_id="r"))
-        await call.event(on.CallReplyPlayed)
+        await call.command(model.AppendCommand(reply_id="r", text="How are you? "))
+        await call.command(model.MarkCommand(reply_id="r", name="asked"))
+        await call.command(model.EndReplyCommand(reply_id="r"))
+        await call.event(model.CallReplyPlayed)
         kinds = [(type(event), getattr(event, "name", None)) for event in call.heard[1:]]
-        assert kinds == [(on.CallMarkReached, "greeted"), (on.CallMarkReached, "asked"), (on.CallReplyPlayed, None)]
+        assert kinds == [
+            (model.CallMarkReached, "greeted"),
+            (model.CallMarkReached, "asked"),
+            (model.CallReplyPlayed, None),
+        ]
         with pytest.raises(UnknownResponse):
-            await call.command(on.AppendCommand(reply_id="r", text="more"))
+            await call.command(model.AppendCommand(reply_id="r", text="more"))
 
 
 async def test_an_interrupt_cuts_all_there_is_and_tells_what_was_heard() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT, reply_id="first"))
-        await call.command(on.SayCommand(text=TEXT, reply_id="second"))
+        await call.command(model.SayCommand(text=TEXT, reply_id="first"))
+        await call.command(model.SayCommand(text=TEXT, reply_id="second"))
         await asyncio.sleep(1.0)
-        await call.command(on.InterruptCommand())
+        await call.command(model.InterruptCommand())
         num_messages = len(call.far.events)
         assert call.far.events[-1] == "clear"
-        first, second = await call.event(on.CallReplyInterrupted), await call.event(on.CallReplyInterrupted)
+        first, second = await call.event(model.CallReplyInterrupted), await call.event(model.CallReplyInterrupted)
         assert (first.reply_id, first.cause) == ("first", "agent")
         assert first.heard.text + first.heard.remaining == TEXT
         assert first.heard.text.startswith("Hello")
@@ -139,19 +143,19 @@ async def test_an_interrupt_cuts_all_there_is_and_tells_what_was_heard() -> None
         assert (second.heard.text, second.heard.remaining, second.heard.played_ms) == ("", TEXT, 0.0)
         await asyncio.sleep(3.0)
         assert len(call.far.events) == num_messages, "something came after the clear"
-        await call.command(on.SayCommand(text="Again.", reply_id="third"))
-        assert (await call.event(on.CallReplyPlayed)).reply_id == "third"
-        assert not any(isinstance(event, on.CallReplyPlayed) for event in call.heard[:-1])
+        await call.command(model.SayCommand(text="Again.", reply_id="third"))
+        assert (await call.event(model.CallReplyPlayed)).reply_id == "third"
+        assert not any(isinstance(event, model.CallReplyPlayed) for event in call.heard[:-1])
 
 
 async def test_a_mark_within_a_piece_of_audio_stands_where_it_was_sent() -> None:
     """A piece is longer than what may be sent of it at once: what waits of it is behind the mark."""
     async with phone(FakeScript(ms_per_char=50.0, first_chunk_s=0.05, real_time_factor=0.01, chunk_frames=3)) as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT))
+        await call.command(model.SayCommand(text=TEXT))
         await asyncio.sleep(1.6)
-        await call.command(on.InterruptCommand())
-        cut = await call.event(on.CallReplyInterrupted)
+        await call.command(model.InterruptCommand())
+        cut = await call.event(model.CallReplyInterrupted)
         assert call.far.events.count("mark") == 1
         assert cut.heard.played_ms == pytest.approx(1000 * call.far.played_s, abs=20)
         assert call.far.longest_queue_s <= 0.261
@@ -160,10 +164,10 @@ async def test_a_mark_within_a_piece_of_audio_stands_where_it_was_sent() -> None
 async def test_what_was_sent_and_not_played_is_cut_too() -> None:
     async with phone(calls__lead_ms=3_000) as call:
         await connect(call)
-        await call.command(on.SayCommand(text="Hello there, good day.", reply_id="r"))
+        await call.command(model.SayCommand(text="Hello there, good day.", reply_id="r"))
         await asyncio.sleep(0.85)
-        await call.command(on.InterruptCommand())
-        cut = await call.event(on.CallReplyInterrupted)
+        await call.command(model.InterruptCommand())
+        cut = await call.event(model.CallReplyInterrupted)
         assert cut.heard.text == "Hello there,"
         assert cut.heard.remaining.strip() == "good day."
 
@@ -172,32 +176,32 @@ async def test_marks_that_never_return_are_told_by_the_clock() -> None:
     async with phone(calls__mark_timeout_s=2.0) as call:
         call.far._returns_marks = False
         await connect(call)
-        await call.command(on.SayCommand(text="Hello there.", reply_id="r"))
+        await call.command(model.SayCommand(text="Hello there.", reply_id="r"))
         for _ in range(40):
             await asyncio.sleep(0.25)
-        played = await call.event(on.CallReplyPlayed)
+        played = await call.event(model.CallReplyPlayed)
         assert not played.confirmed
 
 
 async def test_keys_pressed_in_mid_speech_are_told_and_cut_nothing() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT))
+        await call.command(model.SayCommand(text=TEXT))
         await asyncio.sleep(0.5)
         call.say_to_server(twilio_simulator.dtmf("5"), twilio_simulator.dtmf("#"))
-        assert [(await call.event(on.CallDtmf)).digit for _ in range(2)] == ["5", "#"]
-        assert (await call.event(on.CallReplyPlayed)).played_ms == pytest.approx(len(TEXT) * 50, rel=0.1)
+        assert [(await call.event(model.CallDtmf)).digit for _ in range(2)] == ["5", "#"]
+        assert (await call.event(model.CallReplyPlayed)).played_ms == pytest.approx(len(TEXT) * 50, rel=0.1)
 
 
 async def test_a_hang_up_in_mid_word_ends_everything_once() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT, reply_id="r"))
+        await call.command(model.SayCommand(text=TEXT, reply_id="r"))
         await asyncio.sleep(0.5)
         call.say_to_server(twilio_simulator.stop())
-        cut = await call.event(on.CallReplyInterrupted)
+        cut = await call.event(model.CallReplyInterrupted)
         assert (cut.reply_id, cut.cause) == ("r", "hang_up")
-        assert (await call.event(on.CallEnded)).reason == "caller"
+        assert (await call.event(model.CallEnded)).reason == "caller"
         assert call.agent.events.empty()
         assert call.link.closed == (1000, "caller")
 
@@ -205,10 +209,10 @@ async def test_a_hang_up_in_mid_word_ends_everything_once() -> None:
 async def test_the_agent_hangs_up_once_all_is_heard() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text="Goodbye."))
-        await call.command(on.HangUpCommand(after_speech=True))
-        await call.event(on.CallEnded)
-        assert [type(event) for event in call.heard[1:]] == [on.CallReplyPlayed, on.CallEnded]
+        await call.command(model.SayCommand(text="Goodbye."))
+        await call.command(model.HangUpCommand(after_speech=True))
+        await call.event(model.CallEnded)
+        assert [type(event) for event in call.heard[1:]] == [model.CallReplyPlayed, model.CallEnded]
         assert call.heard[-1].reason == "agent"
 
 
@@ -247,71 +251,71 @@ async def test_a_phone_that_never_starts_is_hung_up() -> None:
 async def test_packets_lost_doubled_late_and_bunched_break_nothing() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT))
+        await call.command(model.SayCommand(text=TEXT))
         for chunk in (1, 2, 2, 5, 4, 3, 9, 900, 8):
             call.say_to_server(twilio_simulator.media(chunk=chunk))
             await asyncio.sleep(0.2 if chunk == 9 else 0.0)
         call.say_to_server(*(twilio_simulator.media(track="outbound") for _ in range(5)))
-        await call.event(on.CallReplyPlayed)
+        await call.event(model.CallReplyPlayed)
 
 
 async def test_what_may_not_be_said_is_refused() -> None:
     async with phone(calls__max_pending_replies=2, calls__max_marks_per_reply=1, limits__max_response_chars=40) as call:
         await connect(call)
-        await call.command(on.SayCommand(text="Hello.", reply_id="a", end=False))
+        await call.command(model.SayCommand(text="Hello.", reply_id="a", end=False))
         with pytest.raises(DuplicateResponse):
-            await call.command(on.SayCommand(text="Hello.", reply_id="a"))
-        await call.command(on.MarkCommand(reply_id="a", name="m"))
+            await call.command(model.SayCommand(text="Hello.", reply_id="a"))
+        await call.command(model.MarkCommand(reply_id="a", name="m"))
         with pytest.raises(LimitExceeded, match="1 marks"):
-            await call.command(on.MarkCommand(reply_id="a", name="n"))
-        await call.command(on.EndReplyCommand(reply_id="a"))
+            await call.command(model.MarkCommand(reply_id="a", name="n"))
+        await call.command(model.EndReplyCommand(reply_id="a"))
         with pytest.raises(TextInputClosed):
-            await call.command(on.AppendCommand(reply_id="a", text="x"))
-        await call.command(on.SayCommand(text="Hello.", reply_id="b", end=False))
+            await call.command(model.AppendCommand(reply_id="a", text="x"))
+        await call.command(model.SayCommand(text="Hello.", reply_id="b", end=False))
         with pytest.raises(LimitExceeded, match="max_replies of a call is 2"):
-            await call.command(on.SayCommand(text="Hello."))
+            await call.command(model.SayCommand(text="Hello."))
         with pytest.raises(LimitExceeded, match="40 characters"):
-            await call.command(on.AppendCommand(reply_id="b", text="x" * 40))
+            await call.command(model.AppendCommand(reply_id="b", text="x" * 40))
 
 
 async def test_a_reply_without_text_times_out_and_the_next_is_spoken() -> None:
     async with phone(limits__text_timeout_s=3.0) as call:
         await connect(call)
-        await call.command(on.SayCommand(reply_id="empty", end=False))
-        await call.command(on.SayCommand(text="Hello.", reply_id="next"))
-        failed = await call.event(on.CallReplyFailed)
+        await call.command(model.SayCommand(reply_id="empty", end=False))
+        await call.command(model.SayCommand(text="Hello.", reply_id="next"))
+        failed = await call.event(model.CallReplyFailed)
         assert (failed.reply_id, failed.error.code) == ("empty", "text_timeout")
-        assert (await call.event(on.CallReplyPlayed)).reply_id == "next"
+        assert (await call.event(model.CallReplyPlayed)).reply_id == "next"
 
 
 async def test_a_blank_reply_is_played_at_once() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text="  "))
-        assert (await call.event(on.CallReplyPlayed)).played_ms == 0.0
+        await call.command(model.SayCommand(text="  "))
+        assert (await call.event(model.CallReplyPlayed)).played_ms == 0.0
 
 
 async def test_a_reply_that_fails_leaves_the_call_alive() -> None:
     async with phone(FakeScript(ms_per_char=50.0, real_time_factor=0.1, fail_at_frame=8)) as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT, reply_id="r"))
-        failed = await call.event(on.CallReplyFailed)
+        await call.command(model.SayCommand(text=TEXT, reply_id="r"))
+        failed = await call.event(model.CallReplyFailed)
         assert failed.error.code == "engine_error"
         assert failed.heard.text + failed.heard.remaining == TEXT
-        await call.command(on.SayCommand(text="Hi.", reply_id="s"))
-        assert (await call.event(on.CallReplyPlayed)).reply_id == "s"
+        await call.command(model.SayCommand(text="Hi.", reply_id="s"))
+        assert (await call.event(model.CallReplyPlayed)).reply_id == "s"
 
 
 async def test_a_line_that_takes_nothing_does_not_keep_a_call_alive() -> None:
     async with phone() as call:
         await connect(call)
         call.link.writable.clear()
-        await call.command(on.SayCommand(text=TEXT * 5, reply_id="r"))
+        await call.command(model.SayCommand(text=TEXT * 5, reply_id="r"))
         await asyncio.sleep(2.0)
         call.say_to_server(twilio_simulator.stop())
         await asyncio.sleep(0.1)
         call.link.writable.set()
-        await call.event(on.CallEnded)
+        await call.event(model.CallEnded)
 
 
 async def test_a_queue_that_is_full_for_ever_holds_one_reply_and_no_call() -> None:
@@ -319,16 +323,16 @@ async def test_a_queue_that_is_full_for_ever_holds_one_reply_and_no_call() -> No
         heard: list[str | bytes] = []
         call.link.told = heard.append
         call.say_to_server('{"event":"MEDIA_START","channel_id":"1.2","format":"ulaw"}', '{"event":"MEDIA_XOFF"}')
-        await call.event(on.CallConnected)
-        await call.command(on.SayCommand(text=TEXT, reply_id="r"))
-        failed = await call.event(on.CallReplyFailed)
+        await call.event(model.CallConnected)
+        await call.command(model.SayCommand(text=TEXT, reply_id="r"))
+        failed = await call.event(model.CallReplyFailed)
         assert failed.error.code == "slow_reader"
         assert not any(isinstance(message, bytes) for message in heard)
         call.say_to_server('{"event":"MEDIA_XON"}')
-        await call.command(on.SayCommand(text="Hello.", reply_id="s"))
-        await call.command(on.HangUpCommand(after_speech=True))
-        assert (await call.event(on.CallEnded)).reason == "agent"
-        assert isinstance(call.heard[-2], on.CallReplyPlayed)
+        await call.command(model.SayCommand(text="Hello.", reply_id="s"))
+        await call.command(model.HangUpCommand(after_speech=True))
+        assert (await call.event(model.CallEnded)).reason == "agent"
+        assert isinstance(call.heard[-2], model.CallReplyPlayed)
         assert heard[-1] == '{"command":"HANGUP"}'
 
 
@@ -336,25 +340,25 @@ async def test_a_reply_that_failed_is_not_interrupted_too() -> None:
     """What it had left to play is cleared all the same."""
     async with phone(FakeScript(ms_per_char=50.0, real_time_factor=0.1, fail_at_frame=8)) as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT, reply_id="r"))
-        await call.event(on.CallReplyFailed)
-        await call.command(on.InterruptCommand())
+        await call.command(model.SayCommand(text=TEXT, reply_id="r"))
+        await call.event(model.CallReplyFailed)
+        await call.command(model.InterruptCommand())
         assert call.far.events[-1] == "clear"
         call.say_to_server(twilio_simulator.stop())
-        await call.event(on.CallEnded)
-        assert not any(isinstance(event, on.CallReplyInterrupted) for event in call.heard)
+        await call.event(model.CallEnded)
+        assert not any(isinstance(event, model.CallReplyInterrupted) for event in call.heard)
 
 
 async def test_an_interrupted_goodbye_hangs_up_at_once() -> None:
     """Also when all of it was sent already, and it is only not heard yet."""
     async with phone(calls__lead_ms=3_000) as call:
         await connect(call)
-        await call.command(on.SayCommand(text="Goodbye."))
-        await call.command(on.HangUpCommand(after_speech=True))
+        await call.command(model.SayCommand(text="Goodbye."))
+        await call.command(model.HangUpCommand(after_speech=True))
         await asyncio.sleep(0.3)
-        await call.command(on.InterruptCommand())
-        await call.event(on.CallReplyInterrupted)
-        assert (await call.event(on.CallEnded)).reason == "agent"
+        await call.command(model.InterruptCommand())
+        await call.event(model.CallReplyInterrupted)
+        assert (await call.event(model.CallEnded)).reason == "agent"
 
 
 async def test_a_call_that_has_ended_takes_no_command() -> None:
@@ -364,7 +368,7 @@ async def test_a_call_that_has_ended_takes_no_command() -> None:
         call.link.writable.clear()
         call.say_to_server(twilio_simulator.stop())
         call.link.incoming.put_nowait(None)
-        await call.event(on.CallEnded)
+        await call.event(model.CallEnded)
         with pytest.raises(RequestRefused, match="unknown"):
             call.board.call(LOCAL.name, told.call_id)
         call.link.writable.set()
@@ -374,11 +378,11 @@ async def test_an_agent_waits_for_no_line() -> None:
     """A phone that takes nothing holds nobody up who speaks into other calls too."""
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT, reply_id="r"))
+        await call.command(model.SayCommand(text=TEXT, reply_id="r"))
         await asyncio.sleep(0.5)
         call.link.writable.clear()
         async with asyncio.timeout(0.1):
-            await call.command(on.InterruptCommand())
+            await call.command(model.InterruptCommand())
         call.link.writable.set()
         await asyncio.sleep(1.0)
         assert call.far.events[-1] == "clear"
@@ -389,32 +393,36 @@ async def test_a_wire_that_broke_says_it_once(caplog: pytest.LogCaptureFixture) 
     async with phone() as call:
         await connect(call)
         call.say_to_server(*["{"] * 100)
-        await call.event(on.CallEnded)
+        await call.event(model.CallEnded)
     assert sum("telephony protocol error" in record.message for record in caplog.records) == 1
 
 
 async def test_a_cancelled_call_is_told_as_hung_up() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text=TEXT, reply_id="r"))
+        await call.command(model.SayCommand(text=TEXT, reply_id="r"))
         await asyncio.sleep(0.5)
         call.conversing.cancel()
-        assert (await call.event(on.CallReplyInterrupted)).cause == "hang_up"
-        assert (await call.event(on.CallEnded)).reason == "draining"
+        assert (await call.event(model.CallReplyInterrupted)).cause == "hang_up"
+        assert (await call.event(model.CallEnded)).reason == "draining"
 
 
 REACH = {
     "before the start": [],
     "started": [0.0],
-    "waiting for text": [on.SayCommand(text="", reply_id="r", end=False), 1.0],
-    "before its first sound": [on.SayCommand(text=TEXT, reply_id="r"), 0.0],
-    "speaking": [on.SayCommand(text=TEXT, reply_id="r"), 0.7],
-    "speaking, another waits": [on.SayCommand(text=TEXT, reply_id="r"), on.SayCommand(text=TEXT, reply_id="s"), 0.7],
-    "sent and not heard": [on.SayCommand(text="Hello there.", reply_id="r"), 0.3],
-    "heard": [on.SayCommand(text="Hi.", reply_id="r"), 3.0],
-    "hung up by the agent": [on.SayCommand(text=TEXT, reply_id="r"), 0.5, on.HangUpCommand()],
-    "about to be hung up": [on.SayCommand(text=TEXT, reply_id="r"), on.HangUpCommand(after_speech=True), 0.5],
-    "interrupted": [on.SayCommand(text=TEXT, reply_id="r"), 0.5, on.InterruptCommand()],
+    "waiting for text": [model.SayCommand(text="", reply_id="r", end=False), 1.0],
+    "before its first sound": [model.SayCommand(text=TEXT, reply_id="r"), 0.0],
+    "speaking": [model.SayCommand(text=TEXT, reply_id="r"), 0.7],
+    "speaking, another waits": [
+        model.SayCommand(text=TEXT, reply_id="r"),
+        model.SayCommand(text=TEXT, reply_id="s"),
+        0.7,
+    ],
+    "sent and not heard": [model.SayCommand(text="Hello there.", reply_id="r"), 0.3],
+    "heard": [model.SayCommand(text="Hi.", reply_id="r"), 3.0],
+    "hung up by the agent": [model.SayCommand(text=TEXT, reply_id="r"), 0.5, model.HangUpCommand()],
+    "about to be hung up": [model.SayCommand(text=TEXT, reply_id="r"), model.HangUpCommand(after_speech=True), 0.5],
+    "interrupted": [model.SayCommand(text=TEXT, reply_id="r"), 0.5, model.InterruptCommand()],
 }
 
 
@@ -425,21 +433,21 @@ async def test_a_hang_up_in_any_state_ends_all_once(state: str, says_stop: bool)
         call.say_to_server(twilio_simulator.connected())
         if state != "before the start":
             call.say_to_server(twilio_simulator.start())
-            await call.event(on.CallConnected)
+            await call.event(model.CallConnected)
         num_said = 0
         for step in REACH[state]:
             if isinstance(step, float):
                 await asyncio.sleep(step)
             else:
                 await call.command(step)
-                num_said += isinstance(step, on.SayCommand)
+                num_said += isinstance(step, model.SayCommand)
         call.link.incoming.put_nowait(twilio_simulator.stop() if says_stop else None)
         if state == "before the start":
             await asyncio.sleep(0.1)
             assert call.agent.events.empty()
             return
-        await call.event(on.CallEnded)
-        ended = [event for event in call.heard if isinstance(event, on.CallReplyPlayed | on.CallReplyInterrupted)]
+        await call.event(model.CallEnded)
+        ended = [event for event in call.heard if isinstance(event, model.CallReplyPlayed | model.CallReplyInterrupted)]
         assert len(ended) == num_said
         assert call.agent.events.empty()
 
@@ -447,7 +455,7 @@ async def test_a_hang_up_in_any_state_ends_all_once(state: str, says_stop: bool)
 async def test_an_id_that_we_make_is_none_of_the_agents() -> None:
     async with phone() as call:
         await connect(call)
-        await call.command(on.SayCommand(text="Hello there.", reply_id="reply-1"))
-        accepted = await call.command(on.SayCommand(text="Good day."))
-        assert isinstance(accepted, on.CallReplyAccepted)
+        await call.command(model.SayCommand(text="Hello there.", reply_id="reply-1"))
+        accepted = await call.command(model.SayCommand(text="Good day."))
+        assert isinstance(accepted, model.CallReplyAccepted)
         assert accepted.reply_id == "reply-2"

@@ -13,7 +13,7 @@ from realtime.calls.call_registry import AgentSubscription, CallRegistry, Regist
 from realtime.calls.gateway_hub import GatewayHub
 from realtime.calls.hub_client import HubClient
 from realtime.errors import RequestRefused
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 from sessions.errors import DuplicateResponse
 from tests.realtime.live_server import WAIT_S, until
 
@@ -51,15 +51,15 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 async def call(gateway: Gateway, call_id: str = "c1") -> AsyncIterator[RegisteredCall]:
     """A call that accepts whatever is said, and tells that it is played before that is answered."""
 
-    async def obey(command: on.Command) -> on.CallEvent | None:
+    async def obey(command: model.Command) -> model.CallEvent | None:
         match command:
-            case on.SayCommand(text="again"):
+            case model.SayCommand(text="again"):
                 raise DuplicateResponse("it exists already", "reply_id")
-            case on.SayCommand():
+            case model.SayCommand():
                 asyncio.get_running_loop().call_soon(gateway.board.publish, live, played(call_id))
-                return on.CallReplyAccepted(call_id=call_id, reply_id="r")
-            case on.HangUpCommand():
-                gateway.board.publish(live, on.CallEnded(call_id=call_id, reason="agent"))
+                return model.CallReplyAccepted(call_id=call_id, reply_id="r")
+            case model.HangUpCommand():
+                gateway.board.publish(live, model.CallEnded(call_id=call_id, reason="agent"))
         return None
 
     live = RegisteredCall(KEY, connected(call_id), obey)
@@ -67,16 +67,16 @@ async def call(gateway: Gateway, call_id: str = "c1") -> AsyncIterator[Registere
         yield live
 
 
-def connected(call_id: str) -> on.CallConnected:
+def connected(call_id: str) -> model.CallConnected:
     about = {"provider": "twilio", "provider_call_id": "CA1", "encoding": "mulaw", "sample_rate": 8_000}
-    return on.CallConnected(call_id=call_id, **about, parameters={"a": "b\n"})  # type: ignore[arg-type]
+    return model.CallConnected(call_id=call_id, **about, parameters={"a": "b\n"})  # type: ignore[arg-type]
 
 
-def played(call_id: str) -> on.CallReplyPlayed:
-    return on.CallReplyPlayed(call_id=call_id, reply_id="r", played_ms=20.0, confirmed=True)
+def played(call_id: str) -> model.CallReplyPlayed:
+    return model.CallReplyPlayed(call_id=call_id, reply_id="r", played_ms=20.0, confirmed=True)
 
 
-async def heard(agent: AgentSubscription) -> on.CallEvent | None:
+async def heard(agent: AgentSubscription) -> model.CallEvent | None:
     async with asyncio.timeout(WAIT_S):
         return await agent.events.get()
 
@@ -88,16 +88,16 @@ async def test_a_call_is_known_spoken_into_and_ended_from_everywhere(fleet: Flee
             assert await heard(agent) == live.connected
             assert there.board.calls(KEY) == [live.connected]
             assert there.board.local_calls() == []
-            answer = await there.board.call(KEY, "c1").handle_command(on.SayCommand(text="Hi\nthere"))
-            assert answer == on.CallReplyAccepted(call_id="c1", reply_id="r")
+            answer = await there.board.call(KEY, "c1").handle_command(model.SayCommand(text="Hi\nthere"))
+            assert answer == model.CallReplyAccepted(call_id="c1", reply_id="r")
             assert await heard(agent) == played("c1")
             with pytest.raises(RequestRefused, match="exists already") as refused:
-                await there.board.call(KEY, "c1").handle_command(on.SayCommand(text="again"))
+                await there.board.call(KEY, "c1").handle_command(model.SayCommand(text="again"))
             assert (refused.value.code, refused.value.param) == ("duplicate_response", "reply_id")
             with there.board.subscribe(KEY, "c1") as only:
                 with pytest.raises(RequestRefused, match="has ended"):
-                    await there.board.call(KEY, "c1").handle_command(on.HangUpCommand())
-                ended = on.CallEnded(call_id="c1", reason="agent")
+                    await there.board.call(KEY, "c1").handle_command(model.HangUpCommand())
+                ended = model.CallEnded(call_id="c1", reason="agent")
                 assert [await heard(only) for _ in range(3)] == [live.connected, ended, None]
             assert await heard(agent) == ended
             assert there.board.calls(KEY) == []
@@ -120,15 +120,15 @@ async def test_a_gateway_that_goes_takes_its_calls_along(fleet: Fleet) -> None:
     here, there = await fleet.gateway(), await fleet.gateway()
     never = asyncio.Event()
 
-    async def obey(_: on.Command) -> None:
+    async def obey(_: model.Command) -> None:
         await never.wait()
 
     with there.board.subscribe(KEY) as agent, here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await heard(agent)
-        asking = asyncio.create_task(there.board.call(KEY, "c1").handle_command(on.InterruptCommand()))  # type: ignore[arg-type]
+        asking = asyncio.create_task(there.board.call(KEY, "c1").handle_command(model.InterruptCommand()))  # type: ignore[arg-type]
         await asyncio.sleep(0.05)
         await here.leave()
-        assert await heard(agent) == on.CallEnded(call_id="c1", reason="internal_error")
+        assert await heard(agent) == model.CallEnded(call_id="c1", reason="internal_error")
         with pytest.raises(RequestRefused):
             await asking
         assert there.board.calls(KEY) == []
@@ -138,13 +138,13 @@ async def test_a_gateway_that_hangs_holds_no_agent_for_ever(fleet: Fleet) -> Non
     here, there = await fleet.gateway(), await fleet.gateway(answer_timeout_s=0.05)
     never = asyncio.Event()
 
-    async def obey(_: on.Command) -> None:
+    async def obey(_: model.Command) -> None:
         await never.wait()
 
     with here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await until(lambda: bool(there.board.calls(KEY)))
         with pytest.raises(RequestRefused, match="does not answer"):
-            await there.board.call(KEY, "c1").handle_command(on.InterruptCommand())
+            await there.board.call(KEY, "c1").handle_command(model.InterruptCommand())
 
 
 async def test_an_answer_that_comes_behind_the_end_of_its_call_breaks_no_line(fleet: Fleet) -> None:
@@ -152,16 +152,16 @@ async def test_an_answer_that_comes_behind_the_end_of_its_call_breaks_no_line(fl
     here, there = await fleet.gateway(), await fleet.gateway()
     async with call(here) as first, call(here, "c2") as second:
 
-        async def obey(_: on.Command) -> None:
-            here.board.publish(first, on.CallEnded(call_id="c1", reason="caller"))
+        async def obey(_: model.Command) -> None:
+            here.board.publish(first, model.CallEnded(call_id="c1", reason="caller"))
 
         first.handle_command = obey
         await until(lambda: len(there.board.calls(KEY)) == 2)
         with there.board.subscribe(KEY, "c2") as agent:
             with pytest.raises(RequestRefused, match="has ended"):
-                await there.board.call(KEY, "c1").handle_command(on.InterruptCommand())
+                await there.board.call(KEY, "c1").handle_command(model.InterruptCommand())
             assert isinstance(
-                await there.board.call(KEY, "c2").handle_command(on.SayCommand(text="x")), on.CallReplyAccepted
+                await there.board.call(KEY, "c2").handle_command(model.SayCommand(text="x")), model.CallReplyAccepted
             )
             assert [await heard(agent), await heard(agent)] == [second.connected, played("c2")]
 
@@ -173,24 +173,24 @@ async def test_a_line_to_the_exchange_that_breaks_is_made_anew(fleet: Fleet) -> 
             assert await heard(agent) == live.connected
             assert here.relay._writer is not None
             here.relay._writer.transport.abort()
-            assert isinstance(await heard(agent), on.CallEnded)
+            assert isinstance(await heard(agent), model.CallEnded)
             assert await heard(agent) == live.connected
             assert isinstance(
-                await there.board.call(KEY, "c1").handle_command(on.SayCommand(text="x")), on.CallReplyAccepted
+                await there.board.call(KEY, "c1").handle_command(model.SayCommand(text="x")), model.CallReplyAccepted
             )
 
 
 async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     here, there = await fleet.gateway(), await fleet.gateway()
 
-    async def obey(_: on.Command) -> None:
+    async def obey(_: model.Command) -> None:
         raise AssertionError
 
     with there.board.subscribe(KEY) as agent, here.board.connected(RegisteredCall(KEY, connected("c1"), obey)):
         await heard(agent)
         with pytest.raises(RequestRefused, match="has ended"):
-            await there.board.call(KEY, "c1").handle_command(on.InterruptCommand())
-        assert isinstance(await heard(agent), on.CallEnded)
+            await there.board.call(KEY, "c1").handle_command(model.InterruptCommand())
+        assert isinstance(await heard(agent), model.CallEnded)
         assert await heard(agent) == connected("c1"), "it is told again"
     assert "gateway hub client failed" in caplog.text
 

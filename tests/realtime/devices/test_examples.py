@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from realtime.protocol.mqtt import messages as say
+from realtime.protocol.mqtt import messages
 from tests.realtime.live_server import live_server
 from tests.realtime.mqtt.mosquitto import running
 from tests.realtime.mqtt.mqtt_client import bridged
@@ -48,11 +48,11 @@ async def test_a_text_by_wyoming(tmp_path: Path) -> None:
 
 
 def test_the_page_tells_of_every_message_and_field() -> None:
-    for kind in msgspec.inspect.type_info(say.ClientMessage).types:  # type: ignore[attr-defined]
+    for kind in msgspec.inspect.type_info(messages.ClientMessage).types:  # type: ignore[attr-defined]
         assert f'{{"t":"{kind.tag}"' in PAGE
-    for kind in msgspec.inspect.type_info(say.ServerMessage).types:  # type: ignore[attr-defined]
+    for kind in msgspec.inspect.type_info(messages.ServerMessage).types:  # type: ignore[attr-defined]
         row = re.search(rf"^\| `{kind.tag}` \| (.*?) \|", PAGE, re.MULTILINE)
         assert row is not None, kind.tag
         assert [f"`{field.name}`" for field in kind.fields] == row[1].split()
-    for field in (*msgspec.structs.fields(say.MqttOpen), *msgspec.structs.fields(say.MqttSay)):
+    for field in (*msgspec.structs.fields(messages.MqttOpen), *msgspec.structs.fields(messages.MqttSay)):
         assert f"`{field.name}`" in PAGE

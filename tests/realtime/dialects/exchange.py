@@ -23,7 +23,8 @@ import msgspec
 
 from engine.api import ErrorInfo
 from realtime.errors import ProtocolError
-from realtime.protocol.dialects import base
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 
 MAX_EXCHANGE_CHARS = 48_000  # a recording ends before the step that would exceed it; a prefix is an exchange, too
@@ -35,7 +36,7 @@ def encode(value: Any) -> Any:
     """JSON of a message, an intent or an event. Bytes become ``{"base64": ...}``."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, base.SendMessage):
+    if isinstance(value, model.SendMessage):
         return ["Send", encode(value.message)]
     if isinstance(value, str):
         return value
@@ -46,12 +47,12 @@ def decode_message(value: Any) -> str | bytes:
     return base64.b64decode(value["base64"]) if isinstance(value, dict) else str(value)
 
 
-def decode_event(value: list[Any]) -> base.DialectEvent:
+def decode_event(value: list[Any]) -> model.DialectEvent:
     name, fields = value
-    return msgspec.convert(fields, type=getattr(base, name))
+    return msgspec.convert(fields, type=getattr(model, name))
 
 
-def call(dialect: base.Dialect, step: dict[str, Any]) -> dict[str, Any]:
+def call(dialect: Dialect, step: dict[str, Any]) -> dict[str, Any]:
     """Carry out one step; the step with what the dialect gave."""
     try:
         intents = list(_intents(dialect, step))
@@ -60,7 +61,7 @@ def call(dialect: base.Dialect, step: dict[str, Any]) -> dict[str, Any]:
     return _input_of(step) | {"intents": [encode(intent) for intent in intents]}
 
 
-def _intents(dialect: base.Dialect, step: dict[str, Any]) -> Iterable[base.DialectCommand]:
+def _intents(dialect: Dialect, step: dict[str, Any]) -> Iterable[model.DialectCommand]:
     match step:
         case {"begin": _}:
             return dialect.start()
@@ -97,7 +98,7 @@ def read_exchanges(path: Path) -> list[Exchange]:
 def replay(exchange: Exchange) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Each recorded step beside what the dialect of today makes of it."""
     head, *steps = exchange
-    dialect = wire_of(head).dialect(msgspec.convert(head["handshake"], type=base.ClientHandshake))
+    dialect = wire_of(head).dialect(msgspec.convert(head["handshake"], type=model.ClientHandshake))
     for step in steps:
         yield step, json.loads(json.dumps(call(dialect, step)))
 
@@ -105,7 +106,7 @@ def replay(exchange: Exchange) -> Iterator[tuple[dict[str, Any], dict[str, Any]]
 class RecordingDialect:
     """Stands in a connection for a dialect, and records what passes."""
 
-    def __init__(self, dialect: base.Dialect, wire: DialectRoute, path: Path) -> None:
+    def __init__(self, dialect: Dialect, wire: DialectRoute, path: Path) -> None:
         self._dialect = dialect
         handshake = clean(dialect.handshake)
         self._lines = [json.dumps({"wire": wire.path, "carrier": wire.transport, "handshake": handshake})]
@@ -116,20 +117,20 @@ class RecordingDialect:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dialect, name)
 
-    def start(self) -> list[base.DialectCommand]:
+    def start(self) -> list[model.DialectCommand]:
         return self._record({"begin": True}, self._dialect.start)
 
-    def receive_message(self, message: base.Message) -> list[base.DialectCommand]:
+    def receive_message(self, message: model.Message) -> list[model.DialectCommand]:
         return self._record({"receive": encode(message)}, lambda: self._dialect.receive_message(message))
 
-    def send_event(self, event: base.DialectEvent) -> list[base.DialectCommand]:
+    def send_event(self, event: model.DialectEvent) -> list[model.DialectCommand]:
         return self._record({"event": encode(event)}, lambda: self._dialect.send_event(event))
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> list[base.DialectCommand]:
+    def send_error(self, error: ErrorInfo, close: int | None) -> list[model.DialectCommand]:
         step = {"fail": msgspec.to_builtins(error), "close": close}
         return self._record(step, lambda: self._dialect.send_error(error, close))
 
-    def _record(self, step: dict[str, Any], carry_out: Any) -> list[base.DialectCommand]:
+    def _record(self, step: dict[str, Any], carry_out: Any) -> list[model.DialectCommand]:
         try:
             intents = list(carry_out())
         except ProtocolError as error:
@@ -147,7 +148,7 @@ class RecordingDialect:
             self._path.write_text("\n".join(self._lines) + "\n", encoding="utf-8")
 
 
-def clean(handshake: base.ClientHandshake) -> Any:
+def clean(handshake: model.ClientHandshake) -> Any:
     """The handshake without credentials and what only names a client's version."""
     fields = msgspec.to_builtins(handshake)
     fields["headers"] = {

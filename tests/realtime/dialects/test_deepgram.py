@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.dialects.deepgram import DeepgramDialect
 from realtime.protocol.dialects.deepgram_common import voice_and_language
 from tests.realtime.dialects.dialect_harness import REQUEST_ID, DialectHarness, handshake
@@ -31,7 +31,7 @@ def test_the_first_message_and_the_format() -> None:
     play = aura(model="aura-2-thalia-en", encoding="mulaw")
     assert play.beginning[0]["type"] == "Metadata"
     assert (play.beginning[0]["request_id"], play.beginning[0]["model_name"]) == (REQUEST_ID, "aura-2-thalia-en")
-    assert play.dialect.options == on.SpeechOptions(
-        voice="thalia", language="en", format=on.RequestedFormat("mulaw", 8_000)
+    assert play.dialect.options == model.SpeechOptions(
+        voice="thalia", language="en", format=model.RequestedFormat("mulaw", 8_000)
     )
     assert play.dialect.headers() == {"dg-request-id": REQUEST_ID}

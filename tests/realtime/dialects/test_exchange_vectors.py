@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from realtime.protocol.dialects.base import Dialect, DialectCommand, DialectEvent
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from realtime.protocol.model import DialectCommand, DialectEvent
 from tests.realtime.dialects.exchange import read_exchanges, replay, wire_of
 
 VECTORS = sorted((Path(__file__).parents[2] / "vectors" / "exchanges").rglob("*.jsonl"))

@@ -11,7 +11,8 @@ import pytest
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.elevenlabs_dialogue import ElevenLabsDialogue
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from tests.realtime.dialects.chaotic_client import ChaoticClient
@@ -25,35 +26,35 @@ SUBPROTOCOLS = {"/ws": ("rime.v1.json", "rime.v1.binary")}
 class Shell:
     """What the contexts of a dialect may do, at random: speak, flush, end, in any order the real ones can."""
 
-    def __init__(self, dialect: on.Dialect, rng: random.Random) -> None:
+    def __init__(self, dialect: Dialect, rng: random.Random) -> None:
         self.dialect = dialect
         self._rng = rng
         # Context -> how much audio it was told of.
         self.open: dict[str, float] = {}
         self.num_closed = 0
 
-    def carry_out(self, intents: list[on.DialectCommand]) -> None:
+    def carry_out(self, intents: list[model.DialectCommand]) -> None:
         for intent in intents:
             match intent:
-                case on.SendMessage(message=message):
+                case model.SendMessage(message=message):
                     assert isinstance(message, str | bytes)
-                case on.OpenContext(context=context, options=wish):
+                case model.OpenContext(context=context, options=wish):
                     assert context not in self.open
-                    assert isinstance(wish, on.SpeechOptions)
+                    assert isinstance(wish, model.SpeechOptions)
                     self.open[context] = 0.0
-                    self.tell(on.ContextOpened(context, self._rng.choice(((), ("a warning",)))))
+                    self.tell(model.ContextOpened(context, self._rng.choice(((), ("a warning",)))))
                     if context in self.open and self._rng.random() < 0.05:
                         self.end(context, "failed")
-                case on.CancelContext(context=context) if context in self.open:
+                case model.CancelContext(context=context) if context in self.open:
                     self.end(context, "cancelled")
-                case on.EndContext(context=context) if context in self.open and self._rng.random() < 0.3:
+                case model.EndContext(context=context) if context in self.open and self._rng.random() < 0.3:
                     self.end(context, "completed")
-                case on.QueryHeard(context=context):
-                    self.tell(on.HeardReported(context, "Hello", self._rng.choice(("", " there.")), 40.0))
-                case on.CloseConnection() | on.AbortRequest():
+                case model.QueryHeard(context=context):
+                    self.tell(model.HeardReported(context, "Hello", self._rng.choice(("", " there.")), 40.0))
+                case model.CloseConnection() | model.AbortRequest():
                     self.num_closed += 1
 
-    def tell(self, event: on.DialectEvent) -> None:
+    def tell(self, event: model.DialectEvent) -> None:
         self.carry_out(list(self.dialect.send_event(event)))
 
     def live(self) -> None:
@@ -65,21 +66,23 @@ class Shell:
         match self._rng.randrange(6):
             case 0 | 1:
                 self.open[context] += 80.0
-                self.tell(on.ContextAudio(context, b"\0\0", start_ms, start_ms + 80.0))
+                self.tell(model.ContextAudio(context, b"\0\0", start_ms, start_ms + 80.0))
             case 2:
-                self.tell(on.ContextWords(context, (word("Hi,", start_ms, start_ms + 50.0), word("5", 60, 70, "five"))))
+                self.tell(
+                    model.ContextWords(context, (word("Hi,", start_ms, start_ms + 50.0), word("5", 60, 70, "five")))
+                )
             case 3:
-                self.tell(on.ContextFlushed(context, start_ms))
+                self.tell(model.ContextFlushed(context, start_ms))
             case 4:
-                self.tell(on.ContextIdle(context))
+                self.tell(model.ContextIdle(context))
             case 5 if self._rng.random() < 0.3:
                 self.end(context, self._rng.choice(("completed", "failed")))
 
-    def end(self, context: str, status: on.Status) -> None:
+    def end(self, context: str, status: model.Status) -> None:
         codes = ("overloaded", "text_timeout", "engine_dead", "limit_exceeded")
         error = ErrorInfo(code=self._rng.choice(codes), message="what happened") if status == "failed" else None
         audio_ms = self.open.pop(context)
-        self.tell(on.ContextEnded(context, status, audio_ms, "Hello", " there.", audio_ms / 2, error))
+        self.tell(model.ContextEnded(context, status, audio_ms, "Hello", " there.", audio_ms / 2, error))
 
 
 def play(wire: DialectRoute, seed: int, num_messages: int) -> None:
@@ -143,4 +146,4 @@ def test_handshakes_are_served_or_refused(wire: DialectRoute, make: Callable[[ra
     for _ in range(200):
         query = {name: make(rng) for name in rng.sample(names, rng.randint(1, 4))}
         with suppress(RemoteProtocolError):
-            assert isinstance(wire.dialect(handshake({"voice_id": "zoe"}, **query)), on.Dialect)
+            assert isinstance(wire.dialect(handshake({"voice_id": "zoe"}, **query)), Dialect)

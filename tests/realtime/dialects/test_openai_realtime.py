@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS, MAX_PARTS, MAX_TOTAL_PARTS
 from realtime.protocol.dialects.openai_realtime import OpenAIRealtimeDialect
 from tests.realtime.dialects.dialect_harness import DialectHarness, handshake
@@ -29,7 +29,7 @@ def begun(wire: DialectHarness, text: str = "Hello there.", **response: object) 
     """A response that speaks; its context and all that was told at its beginning."""
     wire.say(type="conversation.item.create", item=user(text))
     told = wire.say(type="response.create", response=response)
-    return next(one for one in told if isinstance(one, on.OpenContext)).context, told
+    return next(one for one in told if isinstance(one, model.OpenContext)).context, told
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base
+from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.deepgram import DeepgramDialect
 from realtime.protocol.dialects.deepgram_flux import DeepgramFluxDialect
 from realtime.protocol.dialects.elevenlabs import ElevenLabsMultiStream
@@ -50,7 +50,7 @@ COMMIT = {"type": "input_text_buffer.commit"}
         (RimeV1Dialect, {}, "sub-protocol"),
     ],
 )
-def test_query_is_refused_with_its_cause(dialect: type[base.Dialect], query: dict[str, str], reason: str) -> None:
+def test_query_is_refused_with_its_cause(dialect: type[Dialect], query: dict[str, str], reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
         dialect(handshake({"voice_id": "zoe"}, **query))
 
@@ -76,7 +76,7 @@ def test_query_is_refused_with_its_cause(dialect: type[base.Dialect], query: dic
     ],
 )
 def test_message_is_refused_with_its_cause(
-    dialect: type[base.Dialect], before: list[dict[str, Any]], refused: dict[str, Any], reason: str
+    dialect: type[Dialect], before: list[dict[str, Any]], refused: dict[str, Any], reason: str
 ) -> None:
     play = DialectHarness(dialect(replace(handshake({"voice_id": "zoe"}), subprotocols=(JSON,))))
     for message in before:

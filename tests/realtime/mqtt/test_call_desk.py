@@ -7,7 +7,7 @@ from typing import Any, cast
 from realtime.errors import LocalProtocolError
 from realtime.mqtt.call_bridge import MqttCallBridge
 from realtime.mqtt.connection import Publication
-from realtime.protocol import call_events as on
+from realtime.protocol import model
 from realtime.protocol.mqtt.topics import Topics
 
 
@@ -25,6 +25,6 @@ async def test_an_event_that_is_longer_than_the_broker_takes_costs_nothing_else(
     desk = MqttCallBridge(
         cast(Any, server), cast(Any, None), cast(Any, None), line, Topics("voicewire", "servers"), "worker"
     )
-    await asyncio.wait_for(desk._publish("call", on.CallDtmf(call_id="call", digit="1")), 1)
+    await asyncio.wait_for(desk._publish("call", model.CallDtmf(call_id="call", digit="1")), 1)
     assert said
     assert refused == ["internal_error"]

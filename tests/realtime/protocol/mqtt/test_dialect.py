@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
-from realtime.protocol.mqtt import messages as say
+from realtime.protocol import model
+from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack, parse_header, properties, unpack
 from realtime.protocol.mqtt.dialect import MqttSessionDialect
 from realtime.protocol.mqtt.topics import Topics
@@ -39,13 +39,13 @@ def play(seed: int, num_messages: int) -> int:
     """How many sessions that took."""
     rng = random.Random(seed)
     client = ChaoticClient(rng, RIGHT)
-    shell, num_sessions = Shell(MqttSessionDialect("s", on.SpeechOptions()), rng), 1
+    shell, num_sessions = Shell(MqttSessionDialect("s", model.SpeechOptions()), rng), 1
     for number in range(num_messages):
         if shell.num_closed:
-            shell, num_sessions = Shell(MqttSessionDialect("s", on.SpeechOptions()), rng), num_sessions + 1
+            shell, num_sessions = Shell(MqttSessionDialect("s", model.SpeechOptions()), rng), num_sessions + 1
         message = client.message()
         with suppress(RemoteProtocolError):
-            say.parse_open(message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass"))
+            messages.parse_open(message if isinstance(message, bytes) else message.encode("utf-8", "surrogatepass"))
         try:
             shell.carry_out(list(shell.dialect.receive_message(message)))
         except RemoteProtocolError as error:
@@ -141,38 +141,38 @@ def test_audio_without_its_properties_is_refused(found: list[tuple[str, str]]) -
 @pytest.mark.parametrize(
     "event",
     [
-        say.MqttStarted(reply=1, warnings=("a",)),
-        say.MqttWordMarks(reply=0, words=(say.MqttWordMark(text="Hi", start_ms=1, end_ms=2, at=0),)),
-        say.MqttDone(reply=0, status="failed", audio_ms=1, heard="", remaining="x", played_ms=0),
-        say.MqttClosed(reason="close"),
+        messages.MqttStarted(reply=1, warnings=("a",)),
+        messages.MqttWordMarks(reply=0, words=(messages.MqttWordMark(text="Hi", start_ms=1, end_ms=2, at=0),)),
+        messages.MqttDone(reply=0, status="failed", audio_ms=1, heard="", remaining="x", played_ms=0),
+        messages.MqttClosed(reason="close"),
     ],
 )
 def test_events_go_there_and_back(event: msgspec.Struct) -> None:
-    assert say.parse_server_message(say.serialize(event)) == event
+    assert messages.parse_server_message(messages.serialize(event)) == event
 
 
-def carried_out(session: MqttSessionDialect, *messages: dict[str, object]) -> list[on.DialectCommand]:
+def carried_out(session: MqttSessionDialect, *messages: dict[str, object]) -> list[model.DialectCommand]:
     return [intent for message in messages for intent in session.receive_message(msgspec.json.encode(message))]
 
 
 def test_text_of_a_reply_that_failed_goes_nowhere() -> None:
-    session = MqttSessionDialect("s", on.SpeechOptions())
+    session = MqttSessionDialect("s", model.SpeechOptions())
     carried_out(session, {"t": "text", "d": "One "})
-    list(session.send_event(on.ContextEnded("0", "failed", error=ErrorInfo(code="overloaded", message="full"))))
+    list(session.send_event(model.ContextEnded("0", "failed", error=ErrorInfo(code="overloaded", message="full"))))
     assert carried_out(session, {"t": "text", "d": "two "}, {"t": "flush"}, {"t": "end"}) == []
     assert carried_out(session, {"t": "text", "d": "Three"}) == [
-        on.OpenContext("1", on.SpeechOptions()),
-        on.AppendText("1", "Three"),
+        model.OpenContext("1", model.SpeechOptions()),
+        model.AppendText("1", "Three"),
     ]
 
 
 def test_replies_that_wait_are_cancelled_before_the_one_that_speaks() -> None:
-    session = MqttSessionDialect("s", on.SpeechOptions())
+    session = MqttSessionDialect("s", model.SpeechOptions())
     carried_out(session, *({"t": kind, **more} for _ in range(3) for kind, more in (("text", {"d": "x"}), ("end", {}))))
     cancels = carried_out(session, {"t": "cancel", "played_ms": 5})
-    assert cancels == [on.CancelContext("2", None), on.CancelContext("1", None), on.CancelContext("0", 5)]
+    assert cancels == [model.CancelContext("2", None), model.CancelContext("1", None), model.CancelContext("0", 5)]
 
 
 def test_an_end_without_a_text_is_a_reply_without_words() -> None:
-    session = MqttSessionDialect("s", on.SpeechOptions())
-    assert carried_out(session, {"t": "end"}) == [on.OpenContext("0", on.SpeechOptions()), on.EndContext("0")]
+    session = MqttSessionDialect("s", model.SpeechOptions())
+    assert carried_out(session, {"t": "end"}) == [model.OpenContext("0", model.SpeechOptions()), model.EndContext("0")]

@@ -7,8 +7,9 @@ import random
 import pytest
 
 from realtime.errors import RemoteProtocolError
+from realtime.protocol.model import CallerAudioReceived
 from realtime.protocol.telephony.audiosocket import AudioSocketDialect
-from realtime.protocol.telephony.base import CallerAudioReceived, TelephonyDialect
+from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.registry import TELEPHONY_ROUTES, TelephonyRoute
 from tests.realtime.protocol.telephony.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, TWILIO, VONAGE
 

@@ -8,19 +8,19 @@ import json
 import pytest
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.telephony.asterisk import AsteriskDialect
-from realtime.protocol.telephony.audiosocket import AudioSocketDialect, frame
-from realtime.protocol.telephony.base import (
+from realtime.protocol.model import (
     CallerAudioReceived,
     DtmfReceived,
     FlowControl,
     MarkPlayed,
     StreamEnded,
     StreamStarted,
-    TelephonyDialect,
     TelephonyEvent,
     TelephonyFormat,
 )
+from realtime.protocol.telephony.asterisk import AsteriskDialect
+from realtime.protocol.telephony.audiosocket import AudioSocketDialect, frame
+from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.plivo import PlivoDialect
 from realtime.protocol.telephony.telnyx import TelnyxDialect
 from realtime.protocol.telephony.twilio import TwilioDialect

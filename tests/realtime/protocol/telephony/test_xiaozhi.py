@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.telephony import base
+from realtime.protocol import model
 from realtime.protocol.telephony.xiaozhi import VERSIONS, XiaozhiDialect, pack_frame, unpack_frame
 from realtime.protocol.telephony.xiaozhi_udp import FROM_US, HEADER, EncryptedAudioStream, stream_id_of
 from tests.realtime.dialects.chaotic_client import ChaoticClient
@@ -37,8 +37,8 @@ def play(seed: int, num_messages: int) -> int:
         message = client.message()
         try:
             events = device.receive_message(message)
-            assert all(isinstance(event, base.TelephonyEvent) for event in events)
-            ended = any(isinstance(event, base.StreamEnded) for event in events)
+            assert all(isinstance(event, model.TelephonyEvent) for event in events)
+            ended = any(isinstance(event, model.StreamEnded) for event in events)
         except RemoteProtocolError:
             ended = True
         if ended:

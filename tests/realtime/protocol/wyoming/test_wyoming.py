@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects import base as on
+from realtime.protocol import model
 from realtime.protocol.wyoming.dialect import WyomingDialect
 from realtime.protocol.wyoming.events import WyomingEvent, WyomingEventReader, serialize
 from tests.realtime.dialects.chaotic_client import ChaoticClient
@@ -37,13 +37,15 @@ def dialect() -> WyomingDialect:
     return WyomingDialect({"tts": []}, 24_000, 4_096)
 
 
-def said(session: WyomingDialect, *events: WyomingEvent) -> list[on.DialectCommand]:
+def said(session: WyomingDialect, *events: WyomingEvent) -> list[model.DialectCommand]:
     return [intent for event in events for intent in session.receive_message(serialize(event))]
 
 
-def told(intents: list[on.DialectCommand]) -> list[WyomingEvent]:
+def told(intents: list[model.DialectCommand]) -> list[WyomingEvent]:
     reader = WyomingEventReader(100_000)
-    return [event for intent in intents if isinstance(intent, on.SendMessage) for event in reader.push(intent.message)]
+    return [
+        event for intent in intents if isinstance(intent, model.SendMessage) for event in reader.push(intent.message)
+    ]
 
 
 @given(EVENTS, st.data())
@@ -99,7 +101,7 @@ def test_a_broken_stream_is_told_and_closed(stream: bytes, code: str) -> None:
     session = dialect()
     intents = list(session.receive_message(stream))
     assert [event.data["code"] for event in told(intents)] == [code]
-    assert intents[-1] == on.CloseConnection(1002, code)
+    assert intents[-1] == model.CloseConnection(1002, code)
     assert list(session.receive_message(serialize(WyomingEvent("ping")))) == []
 
 
@@ -136,7 +138,7 @@ def test_the_whole_text_again_is_for_those_who_know_no_chunks() -> None:
         WyomingEvent("synthesize-chunk", {"text": "there."}),
         WyomingEvent("synthesize-stop"),
     )
-    appended = [intent.text for intent in intents if isinstance(intent, on.AppendText)]
+    appended = [intent.text for intent in intents if isinstance(intent, model.AppendText)]
     assert appended == ["Hello ", "there."]
-    told_at_end = told(list(session.send_event(on.ContextEnded("1"))))
+    told_at_end = told(list(session.send_event(model.ContextEnded("1"))))
     assert [event.type for event in told_at_end] == ["audio-start", "audio-stop", "synthesize-stopped"]
