@@ -22,7 +22,7 @@ from realtime.bench.deltas import CORPUS
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner, Pcm
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.text.spans import SpannedText
-from sessions.text_pipeline import TextPipeline, TextSegment
+from sessions.text_track import TextSegment, TextTrack
 from sessions.timeline import ResponseTimeline
 from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, synthesize
 
@@ -30,7 +30,7 @@ VOICES = ("slt", "rms")
 
 
 def segments_of(text: str) -> list[str]:
-    script = TextPipeline(ResponseTimeline(SAMPLE_RATE_HZ, UniformAligner), normalize=True)
+    script = TextTrack(ResponseTimeline(SAMPLE_RATE_HZ, UniformAligner), normalize=True)
     script.push_text(text)
     script.end()
     found = []

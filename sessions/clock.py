@@ -32,24 +32,24 @@ class WakeEvent:
     """Wake-up of one task. One that comes before the wait ends the next wait at once."""
 
     def __init__(self) -> None:
-        self._rung = False
+        self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        self._rung = True
+        self._is_set = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self, until_s: float | None = None) -> None:
-        """Return when rung, or when the loop's clock reaches ``until_s``."""
-        if not self._rung:
+        """Return when set, or at ``until_s`` of the loop's clock, unless that is ``None`` or infinite."""
+        if not self._is_set:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = None if until_s is None else loop.call_at(next_tick(until_s), self.set)
+            timer = None if until_s in (None, math.inf) else loop.call_at(next_tick(until_s), self.set)
             try:
                 await self._waiter
             finally:
                 self._waiter = None
                 if timer is not None:
                     timer.cancel()
-        self._rung = False
+        self._is_set = False

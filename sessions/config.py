@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from engine.api import ClonedVoice, SamplingParams, TextLayout
+from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
 
 
 class Encoding(StrEnum):
@@ -81,6 +81,27 @@ class SpeechSettings:
     # Codec frames of a segment's chunks, one after the other; empty leaves it to the engine.
     chunk_frames: tuple[int, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    def create_request(
+        self, request_id: str, text: str, text_closed: bool, segment: int, group: str, min_lead_ms: int
+    ) -> SpeechRequest:
+        """The engine's request for segment number ``segment``. The engine's lead is the listener's, at least
+        ``min_lead_ms``."""
+        return SpeechRequest(
+            request_id=request_id,
+            voice=self.clone or self.voice,
+            language=self.language,
+            instruct=self.instruct,
+            text=text,
+            text_closed=text_closed,
+            layout=self.layout,
+            segment=segment,
+            sampling=self.sampling,
+            max_frames=self.max_frames,
+            chunk_frames=self.chunk_frames,
+            lead_ms=None if self.lead_ms is None else max(int(self.lead_ms * self.speed), min_lead_ms),
+            group=group,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

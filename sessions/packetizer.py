@@ -11,9 +11,16 @@ from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import Pcm
 from sessions.config import AudioFormat, Encoding
-from sessions.send_queue import AudioPacket
 
 PACKET_MS = 20
+
+
+class AudioPacket(Protocol):
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def num_samples(self) -> int: ...
 
 
 class Packetizer(Protocol):

@@ -16,7 +16,7 @@ from sessions.alignment.idle_backlog import IdleAlignmentBacklog
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.audio.formats.codecs import warm_up_codecs
 from sessions.audio.opus_library import OpusUnavailable
-from sessions.audio_chain import AudioChain
+from sessions.audio_track import AudioTrack
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
 from sessions.encoder_pool import EncoderPool
@@ -131,10 +131,11 @@ class SessionRegistry:
         """
         await self._encoders.run(warm_up_codecs)
         with contextlib.suppress(OpusUnavailable):
-            voicing = AudioChain(AudioFormat(), WARM_UP_RATE, self._encoders)
-            await voicing.begin_segment()
-            await voicing.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32)))
-            await voicing.finish()
+            audio = AudioTrack(AudioFormat(), WARM_UP_RATE, self._encoders)
+            await audio.begin_segment()
+            async for _ in audio.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32))):
+                pass
+            await audio.finish()
 
     async def run(self) -> None:
         """Look after time-outs until cancelled."""

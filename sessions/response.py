@@ -1,51 +1,84 @@
-"""One spoken reply: text goes in, packets come out in order, and it ends exactly once."""
+"""One spoken reply: text goes in, packets come out in order, and it ends exactly once.
+
+``Response`` holds all state of a reply. Its text, audio and packets are in ``TextTrack``, ``AudioTrack`` and
+``PacketRing``, none of which calls back; engine events and time wake one task, which lives while it speaks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from enum import Enum, auto
+from functools import partial
 
-from engine.api import RequestTooLong
+from engine.api import (
+    EngineError,
+    FinishReason,
+    RequestFinished,
+    RequestParked,
+    RequestTooLong,
+    SpeechChunk,
+    SpeechEvent,
+    SpeechStream,
+)
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.formats.registry import opus_settings
-from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun
-from sessions.audio_producer import AudioProducer
+from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, UnderrunCause
+from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
-from sessions.errors import LimitExceeded, TextInputClosed, error_info
+from sessions.errors import EngineFailed, LimitExceeded, SessionError, TextInputClosed, error_info
 from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
-from sessions.send_queue import SendQueue
+from sessions.metrics import Metrics
+from sessions.packetizer import AudioPacket
+from sessions.response_totals import ResponseTotals
+from sessions.ring import PacketRing
 from sessions.session_services import SessionServices
 from sessions.stall_detector import StallDetector, StallSource
+from sessions.text.dead_air import DeadAirSettings
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text_budget import TextQueue
-from sessions.text_pipeline import TextPipeline
-from sessions.timeline import ResponseTimeline
-from sessions.weak import weak_method
+from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
+from sessions.timeline import MAX_INLINE_ALIGN_BYTES, ResponseTimeline
 
-# So much kept speech, a second at 24 kHz, is looked through on the event loop: 3 ms.
-MAX_INLINE_ALIGN_BYTES = 96_000
+logger = logging.getLogger(__name__)
+
 # Due packets that are sent per loop iteration, so that a flush does not delay other responses.
 YIELD_EVERY_EVENTS = 50
 # A client's count is cut to this: thirty years, and small enough to be turned into samples.
 MAX_PLAYED_MS = 1e12
+# A burst reply begins no further segment while its audio is not read for so long.
+MAX_UNREAD_S = 1.0
+# Flushes are taken from the text when they are passed on; very many at once would hold up others.
+MAX_BEGUN_ITEMS = 50
+# Audio that the listener still has when the encoder is drained at the latest.
+DRAIN_MARGIN_S = 0.2
+MAX_DRAIN_WAIT_S = 1.0
 
 
-def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
-    """Where the speech waits in which words are to be found; ``None``: it does not wait."""
-    if settings.word_times or not settings.reports_heard_text:
-        return None
-    return services.idle_backlog if settings.align_eagerly else services.backlog
+class State(Enum):
+    # Takes text. The engine was given nothing: no task, no timer.
+    OPEN = auto()
+    # The task generates and encodes segments; text may still come.
+    SPEAKING = auto()
+    # All audio is in the ring; the reader takes the rest of it.
+    DRAINING = auto()
+    # No audio is handed over any more. The terminal event waits for the heard text.
+    STOPPING = auto()
+    # The terminal event is in the ring.
+    ENDED = auto()
 
 
 class Response:
     """Made by ``Session.create_response``. All methods belong to the session's event loop.
 
-    The text methods, ``cancel`` and ``report_playback`` never wait. Iterate, by one reader, to get the audio as the
-    pace allows; the last event is ``ResponseDone``, and then the iteration stops.
+    The text methods, ``cancel`` and ``report_playback`` never wait. One reader gets the audio as the pace allows, by
+    iteration or by ``pop_due``; the last event is ``ResponseFinished``.
     """
 
     def __init__(
@@ -60,42 +93,54 @@ class Response:
         on_end: Callable[[Response], None],
     ) -> None:
         """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``."""
-        info = services.engine.info
+        info, limits = services.engine.info, services.limits
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
-        pacer = Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms))
-        self.response_id = response_id
-        self.settings = settings
-        self._services = services
-        self._on_text = on_text
-        self._on_end = on_end
         is_asked = settings.reports_heard_text or settings.word_times
         make_aligner = services.make_aligner if is_asked else UniformAligner
-        self._told = ResponseTimeline(
+        self.response_id = response_id
+        self.settings = settings
+        self.state = State.OPEN
+        # Nothing is known of it any more but that it has ended.
+        self.forgotten = False
+        self._request_prefix = request_prefix
+        self._group = group
+        self._services = services
+        self._text_queue = text_queue
+        self._on_text = on_text
+        self._on_end = on_end
+        self._timeline = ResponseTimeline(
             info.sample_rate, make_aligner, settings.speed, select_backlog(settings, services)
         )
-        self._script = TextPipeline(self._told, normalize, SegmenterSettings(max_segment_tokens=info.max_text_tokens))
-        self._outbox = SendQueue(response_id, pacer, weak_method(self._count_underrun), services.limits.max_message_ms)
-        self._reader = WakeEvent()
-        self._speaker = AudioProducer(
-            request_prefix,
-            group,
-            settings,
-            services,
-            self._script,
-            self._outbox,
-            text_queue,
-            self._reader.set,
-            weak_method(self._end_by),
+        self._text = TextTrack(
+            self._timeline,
+            normalize,
+            SegmenterSettings(max_segment_tokens=info.max_text_tokens),
+            DeadAirSettings(enabled=settings.avoid_dead_air),
         )
+        self._ring = PacketRing(
+            response_id,
+            Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms)),
+            partial(count_underrun, services.metrics),
+            limits.max_message_ms,
+        )
+        self._alarm = WakeEvent()  # of the task
+        self._reader = WakeEvent()
+        self._task: asyncio.Task[None] | None = None
+        self._heard_task: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
         self._terminal: ResponseFinished | None = None
         # Where the listener was then, at the engine's rate.
         self._ended_at_samples = 0
-        self._num_given = 0
-        self._terminal_emitted = False
-        self.forgotten = False
-        self._ended = asyncio.Event()
-        self._first_audio_ms: float | None = None
-        self._patience = StallDetector(services.limits)
+        # Begun and not yet spoken to their end; the first one is being spoken.
+        self._begun: deque[TextItem] = deque()
+        self._streams: list[SpeechStream] = []
+        self._next_check_s = math.inf
+        # When silence takes the place of the next segment's sound that a flush waits for.
+        self._drain_at_s = math.inf
+        self._text_was_short = False
+        self._stalls = StallDetector(limits)
+        self._totals = ResponseTotals()
+        self._num_popped = 0
 
     @property
     def format(self) -> AudioFormat:
@@ -108,40 +153,364 @@ class Response:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended; from then on its only event is ``ResponseDone``."""
-        return self._terminal is not None
+        """Whether it has ended; from then on its only event is ``ResponseFinished``."""
+        return self.state in (State.STOPPING, State.ENDED)
+
+    # Text in
 
     def start(self, text: str, text_closed: bool) -> None:
         """Start with what is known of the text, before anything is spoken of it."""
         if self._check_text_limit(text) and self._is_admitted(text):
-            self._script.push_text(text)
+            self._text.push(text, now_s())
             if text_closed:
-                self._script.end()
-            self._speaker.receive_text(text)
+                self._text.end()
+            self.advance()
 
     def push_text(self, text: str) -> None:
         """Append text. Raises ``TextInputClosed`` after ``end_input`` or the end. Text beyond ``max_response_chars``
         fails the response (``RequestTooLong``)."""
         self._require_open("text")
         if self._check_text_limit(text) and self._is_admitted(text):
-            self._script.push_text(text)
-            self._speaker.receive_text(text)
+            self._text.push(text, now_s())
+            self.advance()
 
     def flush(self) -> int:
         """Speak all text so far to its end without waiting for more; returns the number ``FlushCompleted`` will carry.
-        It counts as one character.
-        Raises ``TextInputClosed``."""
+        It counts as one character. Raises ``TextInputClosed``."""
         self._require_open("flush")
-        flush = self._script.flush()
+        flush = self._text.flush()
         if self._check_text_limit(""):
-            self._speaker.advance()
+            self.advance()
         return flush
 
     def end_input(self) -> None:
         """No more text will come. A second call changes nothing."""
-        if not self._script.closed:
-            self._script.end()
-            self._speaker.advance()
+        if not self._text.closed:
+            self._text.end()
+            self.advance()
+
+    def _require_open(self, param: str) -> None:
+        if self.is_done:
+            raise TextInputClosed(f"response {self.response_id!r} has ended", param)
+        if self._text.closed:
+            raise TextInputClosed(f"the text of response {self.response_id!r} has ended", param)
+
+    def _check_text_limit(self, text: str) -> bool:
+        limit, num_chars = self._services.limits.max_response_chars, self._text.num_chars + len(text)
+        if num_chars > limit:
+            self._fail(RequestTooLong(f"text has {num_chars} characters, max_response_chars is {limit}", "text"))
+        return num_chars <= limit
+
+    def _is_admitted(self, text: str) -> bool:
+        """False, and the response has failed, if the server has no capacity for one more that speaks."""
+        try:
+            if text.strip():
+                self._on_text(self)
+        except LimitExceeded as error:
+            self._fail(error)
+        return not self.is_done
+
+    # What begins, and when
+
+    def advance(self) -> None:
+        """Begin what text, time and audio allow by now, and wake the task for it. Idempotent; never waits."""
+        had_none, wake_s = not self._begun, self._wake_s
+        self._begin_due()
+        if self._begun and self._task is None and not self.is_done:
+            self.state = State.SPEAKING
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"speak {self._request_prefix}")
+            self._task.add_done_callback(partial(_stop_cancelled, self))
+        elif self.state is State.OPEN and self._text.exhausted:
+            self._begin_draining()
+        if had_none or self._wake_s < wake_s:
+            self._alarm.set()
+
+    def _begin_due(self) -> None:
+        if self.state in (State.OPEN, State.SPEAKING):
+            try:
+                self._begin_items(now_s())
+            except Exception as error:
+                self._fail(error)
+
+    def _begin_items(self, now: float) -> None:
+        left_ms = self._ring.left_ms(now)
+        self._read_text()
+        if self._text.must_close_early(left_ms, now):
+            self._text.close_early()
+        while self._text.waiting and self._may_begin(self._text.waiting[0], left_ms, now):
+            item = self._text.pop()
+            if isinstance(item, TextSegment):
+                self._submit(item, now)
+            self._begun.append(item)
+            self._read_text()
+        self._next_check_s = self._text.next_check_s(left_ms, now, is_generating=bool(self._generating))
+
+    def _read_text(self) -> None:
+        """Read on as far as needed; what this event loop iteration has no budget for is read in later ones."""
+        while self._text.wants_text and (max_chars := self._text_queue.allow(self)):
+            self._text_queue.spend(self._text.read(max_chars))
+
+    @property
+    def _generating(self) -> list[TextSegment]:
+        return [item for item in self._begun if isinstance(item, TextSegment)]
+
+    def _may_begin(self, item: TextItem, left_ms: float, now: float) -> bool:
+        if isinstance(item, FlushItem):
+            return len(self._begun) < MAX_BEGUN_ITEMS
+        return self._has_capacity(now) and self._text.is_ready(item, left_ms)
+
+    def _has_capacity(self, now: float) -> bool:
+        """One segment at a time; in burst several from the first sound on, while the reader keeps up."""
+        generating, limits = self._generating, self._services.limits
+        has_sound = len(generating) < self._totals.num_segments or any(segment.has_audio for segment in generating)
+        if self.settings.lead_ms is not None or not has_sound:
+            return not generating
+        # An unread reply ends its segments and then holds no slot of the engine.
+        has_room = self._ring.waiting_samples * 1000 < limits.max_ready_ms * self.format.sample_rate
+        is_read = self._ring.unread_s(now) < MAX_UNREAD_S
+        return len(generating) < limits.max_burst_segments and has_room and is_read
+
+    def _submit(self, segment: TextSegment, now: float) -> None:
+        request = self.settings.create_request(
+            f"{self._request_prefix}/{segment.index}",
+            segment.text,
+            segment.closed,
+            self._totals.num_segments,
+            self._group,
+            self._services.limits.min_engine_lead_ms,
+        )
+        segment.stream = self._services.engine.submit(request, self._alarm.set)
+        self._streams.append(segment.stream)
+        self._totals.num_segments += 1
+        if self._totals.first_text_s is None:
+            self._totals.first_text_s = now
+
+    # The task
+
+    async def _run(self) -> None:
+        settings, services = self.settings, self._services
+        try:
+            rate = services.engine.info.sample_rate
+            await self._speak(AudioTrack(settings.format, rate, services.encoders, settings.speed))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            if self.state is State.SPEAKING:  # the event loop is being torn down
+                self._stop(ResponseStatus.CANCELLED)
+            await self._release_streams()
+
+    async def _speak(self, audio: AudioTrack) -> None:
+        """Speak what has begun, in order, until all is spoken or the state changes."""
+        while self.state is State.SPEAKING:
+            item = self._begun[0] if self._begun else None
+            if item is None and self._text.exhausted:
+                self._put(await audio.finish(), audio)
+                self._begin_draining()
+            elif isinstance(item, FlushItem):
+                await self._apply_flush(item, audio)
+            elif item is not None and item.spoken.start_sample is None:
+                await self._begin_segment(item, audio)
+            elif item is not None and (event := _next_event(item)) is not None:
+                await self._apply_event(item, event, audio)
+            elif is_due(self._drain_at_s, now_s()):
+                await self._drain_flush(item, audio)
+            else:
+                self._text_was_short |= item is None and self._text.is_starving(())
+                await self._alarm.wait(until_s=self._wake_s)
+            self._begin_due()
+
+    @property
+    def _wake_s(self) -> float:
+        """When time alone may change something; infinite if it cannot."""
+        return min(self._next_check_s, self._drain_at_s)
+
+    async def _apply_flush(self, item: FlushItem, audio: AudioTrack) -> None:
+        is_segment_next = len(self._begun) > 1 and isinstance(self._begun[1], TextSegment)
+        await self._put_all(audio.flush(item, is_segment_next), audio)
+        self._begun.popleft()
+        await asyncio.sleep(0)
+
+    async def _begin_segment(self, segment: TextSegment, audio: AudioTrack) -> None:
+        self._put(await audio.begin_segment(segment.spoken.push), audio)
+        segment.spoken.start_sample = audio.num_engine_samples
+        if audio.has_pending_flush:
+            left_s = self._ring.left_ms(now_s()) / 1000
+            self._drain_at_s = now_s() + min(max(left_s - DRAIN_MARGIN_S, 0.0), MAX_DRAIN_WAIT_S)
+        self._report_playback_to_engine()
+
+    async def _drain_flush(self, segment: TextSegment | None, audio: AudioTrack) -> None:
+        """Complete a flush with silence: the next segment's first sound is late."""
+        self._drain_at_s = math.inf
+        await self._put_all(audio.complete_flush(), audio)
+        if segment is not None:
+            segment.spoken.start_sample = audio.num_engine_samples
+
+    async def _apply_event(self, segment: TextSegment, event: SpeechEvent, audio: AudioTrack) -> None:
+        self._totals.num_engine_events += 1
+        match event:
+            case SpeechChunk():
+                self._drain_at_s = math.inf
+                await self._apply_chunk(segment, event, audio)
+            case RequestParked():
+                segment.is_parked = not segment.closed
+                self._text_was_short = True
+            case RequestFinished():
+                self._drain_at_s = math.inf
+                await self._apply_segment_end(segment, event, audio)
+
+    async def _apply_chunk(self, segment: TextSegment, chunk: SpeechChunk, audio: AudioTrack) -> None:
+        segment.has_audio = True
+        if not self._totals.num_samples and self._services.limits.first_packet_apart:
+            first, chunk = audio.split_first_packet(chunk)
+            await self._put_all(audio.push(first), audio)
+            await asyncio.sleep(0)  # now it leaves
+        elif self._services.limits.chunks_in_turn:
+            await self._services.loop_throttle.wait_turn()
+        await self._put_all(audio.push(chunk), audio)
+        self._put_words()
+        self._report_playback_to_engine()
+
+    async def _apply_segment_end(self, segment: TextSegment, end: RequestFinished, audio: AudioTrack) -> None:
+        self._totals.on_segment_end(end, self.settings, self._services.metrics)
+        if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+            message = end.message or f"the engine ended with {end.reason}"
+            raise EngineFailed(end.code or EngineError.code, message, end.retry_after_ms)
+        await self._put_all(audio.end_segment(), audio)
+        segment.spoken.finish()
+        self._put_words()
+        self._begun.popleft()
+        self._text.end_segment(segment)
+
+    async def _put_all(self, outputs: AsyncIterator[AudioOutput], audio: AudioTrack) -> None:
+        async for output in outputs:
+            if not isinstance(output, FlushItem):
+                self._put(output, audio)
+            elif self.state is State.SPEAKING:
+                self._ring.put_flush(output.flush)
+                self._reader.set()
+
+    def _put(self, packets: Sequence[AudioPacket], audio: AudioTrack) -> None:
+        """Hand packets to the reader; those that were encoded while the response stopped are dropped."""
+        self._totals.num_samples = audio.num_samples
+        if not packets or self.state is not State.SPEAKING:
+            return
+        cause = UnderrunCause.TEXT if self._text_was_short else UnderrunCause.ENGINE
+        self._ring.put(packets, now_s(), cause)
+        self._text_was_short = False
+        self._reader.set()
+
+    def _put_words(self) -> None:
+        if self.state is State.SPEAKING and self.settings.word_times and (words := self._timeline.new_words()):
+            self._ring.put_words(words)
+            self._reader.set()
+
+    def _begin_draining(self) -> None:
+        if not self.is_done:
+            self.state = State.DRAINING
+            self._reader.set()
+
+    async def _release_streams(self) -> None:
+        """Cancel what still runs, and wait until nothing of the engine is held."""
+        for stream in self._streams:
+            stream.cancel()
+        for stream in self._streams:
+            await stream.released()
+        for segment in self._generating:
+            segment.stream = None
+        self._streams.clear()
+        self._begun.clear()
+
+    # Audio out
+
+    def __aiter__(self) -> Response:
+        return self
+
+    async def __anext__(self) -> ResponseEvent:
+        """The next event, once it is due.
+
+        Await it directly: in a task of its own, what it returned may already be fenced by a ``cancel`` when the
+        awaiting side sees it (then check ``is_done``).
+        """
+        if self._has_popped_end:
+            raise StopAsyncIteration
+        self._num_popped += 1
+        if self._num_popped % YIELD_EVERY_EVENTS == 0:
+            await asyncio.sleep(0)
+        while (event := self.pop_due(now_s())) is None:
+            await self._reader.wait(until_s=self._ring.due_s(now_s()))
+        return event
+
+    def pop_due(self, now: float) -> ResponseEvent | None:
+        """Return the next event if it is due by ``now``. After the end it first looks for what was heard."""
+        if self.state is State.DRAINING and self._ring.is_empty:
+            self._stop(ResponseStatus.COMPLETED)
+        if self.state is State.STOPPING and self._heard_task is None:
+            self._close()
+        event = self._ring.pop_due(now)
+        if isinstance(event, ResponseAudio):
+            self._on_sent(now)
+        return event
+
+    @property
+    def _has_popped_end(self) -> bool:
+        return self._ring.is_closed and self._ring.is_empty
+
+    def _on_sent(self, now: float) -> None:
+        if self.settings.lead_ms is None:
+            self.advance()
+        metrics = self._services.metrics
+        metrics.observe("lead_seconds", self._ring.lead_ms(now) / 1000)
+        self._totals.on_audio_sent(now, metrics)
+
+    # Playback and heard text
+
+    def report_playback(self, played_ms: float) -> None:
+        """Set the listener's position to the client's count; the playback clock runs on from there."""
+        self._apply_playback_report(played_ms)
+        self._report_playback_to_engine()
+        self.advance()
+        self._reader.set()
+
+    def heard(self, played_ms: float | None = None) -> HeardText:
+        """What the listener has heard of this response; works after its end too. Speech that was not aligned yet is
+        aligned here, 3 ms a second of it."""
+        self._apply_playback_report(played_ms)
+        return self._timeline.heard_text(self._played_engine_samples())
+
+    async def query_heard(self, played_ms: float | None = None) -> HeardText:
+        """The same as of now, aligned in a thread; estimated if that takes longer than ``heard_text_timeout_ms``."""
+        self._apply_playback_report(played_ms)
+        return await self._find_heard_text(self._played_engine_samples())
+
+    def discard_timeline(self) -> None:
+        """Drop what heard text needs; no query comes after the terminal event."""
+        self.forgotten = self._has_popped_end
+        if self.forgotten:
+            self._timeline.discard()
+
+    def _apply_playback_report(self, played_ms: float | None) -> None:
+        if played_ms is not None and math.isfinite(played_ms):
+            played_ms = min(max(played_ms, 0.0), MAX_PLAYED_MS)
+            played_samples = int(played_ms * self.format.sample_rate / 1000) + self.pre_skip_samples
+            self._ring.report(played_samples, now_s())
+
+    def _report_playback_to_engine(self) -> None:
+        segment = self._begun[0] if self._begun else None
+        if isinstance(segment, TextSegment) and self.settings.lead_ms is not None and self.state is State.SPEAKING:
+            rate = self._services.engine.info.sample_rate
+            played_samples = int(
+                self._ring.played_samples(now_s()) * self.settings.speed * rate / self.format.sample_rate
+            )
+            tolerance_samples = rate * self._services.limits.playback_tolerance_ms / 1000
+            segment.report_playback(played_samples, now_s(), rate, tolerance_samples)
+
+    def _played_engine_samples(self) -> int:
+        """Where the listener is, at the engine's rate."""
+        played_samples = max(self._ring.played_samples(now_s()) - self.pre_skip_samples, 0)
+        engine_rate = self._services.engine.info.sample_rate
+        return int(played_samples * self.settings.speed * engine_rate / self.format.sample_rate)
+
+    # The end
 
     def cancel(self, played_ms: float | None = None) -> None:
         """Stop. When this returns no audio of the response is emitted any more; engine work is being freed.
@@ -151,194 +520,127 @@ class Response:
         """
         if not self.is_done:
             self._apply_playback_report(played_ms)
-            self._end(ResponseStatus.CANCELLED)
-
-    def report_playback(self, played_ms: float) -> None:
-        """What the listener has heard by now, by the client's count; the playback clock runs on from there."""
-        self._apply_playback_report(played_ms)
-        self._speaker.report_playback()
-        self._speaker.advance()
-        self._reader.set()
-
-    def heard(self, played_ms: float | None = None) -> HeardText:
-        """What the listener has heard of this response; works after its end too. Speech that was not queried yet is
-        looked through here, 3 ms a second of it."""
-        self._apply_playback_report(played_ms)
-        return self._told.heard_text(self._played_engine_samples())
-
-    async def query_heard(self, played_ms: float | None = None) -> HeardText:
-        """The same as of now, its words found in a thread; after ``heard_text_timeout_ms`` it is told roughly."""
-        self._apply_playback_report(played_ms)
-        return await self._compute_heard(self._played_engine_samples())
-
-    def discard_timeline(self) -> None:
-        """Drop what heard text needs; no query comes after the terminal event."""
-        self.forgotten = self._terminal_emitted
-        if self.forgotten:
-            self._told.discard()
-
-    def __aiter__(self) -> Response:
-        return self
-
-    async def __anext__(self) -> ResponseEvent:
-        """The next event, once it is due.
-
-        Await it directly: in a task of its own, what it returned may already be fenced by a ``cancel`` when the
-        awaiting side sees it (then check ``done``).
-        """
-        if self._terminal_emitted:
-            raise StopAsyncIteration
-        self._num_given += 1
-        if self._num_given % YIELD_EVERY_EVENTS == 0:
-            await asyncio.sleep(0)
-        while (event := self._get_due_event(now_s())) is None and self._terminal is None:
-            await self._reader.wait(until_s=self._outbox.due_s(now_s()))
-        return await self._pop_terminal_event() if event is None else event
+            self._stop(ResponseStatus.CANCELLED)
 
     @property
     def is_released(self) -> bool:
         """Whether it has ended and nothing of the engine is held for it."""
-        return self.is_done and self._speaker.is_released
+        return self.is_done and (self._task is None or self._task.done())
 
     async def released(self) -> None:
         """Wait until the response has ended and every engine resource of it is free."""
         await self._ended.wait()
-        await self._speaker.released()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            await self._release_streams()
 
     def check_timeouts(self, now: float) -> None:
-        """End the response if it has waited too long for anyone. To be called now and then."""
+        """End the response if it has waited too long for anything. To be called now and then."""
         if self.is_done:
             return
-        progress = {
-            StallSource.READER: self._outbox.num_messages_sent,
-            StallSource.LISTENER: self._outbox.num_messages_sent,
-            StallSource.WRITER: self._script.num_chars,
-            StallSource.ENGINE: self._speaker.num_events,
-        }
-        whom = self._waits_for(now)
-        if error := self._patience.check(whom, progress[whom], now):
-            self._end_by(error)
+        source = self._waits_for(now)
+        match source:
+            case StallSource.READER | StallSource.LISTENER:
+                progress = self._ring.num_messages_sent
+            case StallSource.WRITER:
+                progress = self._text.num_chars
+            case StallSource.ENGINE:
+                progress = self._totals.num_segments + self._totals.num_engine_events
+        if error := self._stalls.check(source, progress, now):
+            self._fail(error)
 
     def _waits_for(self, now: float) -> StallSource:
-        due_s = self._outbox.due_s(now)
+        due_s = self._ring.due_s(now)
         if due_s is not None:
             return StallSource.READER if is_due(due_s, now) else StallSource.LISTENER
-        if self._speaker.finished:
+        if self.state is State.DRAINING:
             return StallSource.READER
-        if self._speaker.is_waiting_for_text:
+        if self._text.is_starving(self._generating):
             return StallSource.WRITER
-        return StallSource.LISTENER if self._outbox.left_ms(now) > 0 else StallSource.ENGINE
+        return StallSource.LISTENER if self._ring.left_ms(now) > 0 else StallSource.ENGINE
 
-    def _require_open(self, param: str) -> None:
-        if self.is_done:
-            raise TextInputClosed(f"response {self.response_id!r} has ended", param)
-        if self._script.closed:
-            raise TextInputClosed(f"the text of response {self.response_id!r} has ended", param)
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, (EngineError, SessionError)):
+            logger.error("internal error in response", exc_info=error, extra={"request_id": self._request_prefix})
+        self._stop(ResponseStatus.FAILED, error)
 
-    def _check_text_limit(self, text: str) -> bool:
-        limit, num_chars = self._services.limits.max_response_chars, self._script.num_chars + len(text)
-        if num_chars > limit:
-            self._end_by(RequestTooLong(f"text has {num_chars} characters, max_response_chars is {limit}", "text"))
-        return num_chars <= limit
-
-    def _is_admitted(self, text: str) -> bool:
-        """False, and the response has failed, if the server has no capacity for one more that speaks."""
-        try:
-            if text.strip():
-                self._on_text(self)
-        except LimitExceeded as error:
-            self._end_by(error)
-        return not self.is_done
-
-    def _apply_playback_report(self, played_ms: float | None) -> None:
-        if played_ms is not None and math.isfinite(played_ms):
-            played_ms = min(max(played_ms, 0.0), MAX_PLAYED_MS)
-            played_samples = int(played_ms * self.format.sample_rate / 1000) + self.pre_skip_samples
-            self._outbox.report(played_samples, now_s())
-
-    def _get_due_event(self, now: float) -> ResponseEvent | None:
-        if self._terminal is None and self._speaker.finished and self._outbox.is_empty:
-            self._end(ResponseStatus.COMPLETED)
-        if self._terminal is not None:
-            return None
-        due_s = self._outbox.due_s(now)
-        if due_s is None or not is_due(due_s, now):
-            return None
-        event = self._outbox.get_due(now)
-        if isinstance(event, ResponseAudio):
-            self._on_sent(now)
-        return event
-
-    def _on_sent(self, now: float) -> None:
-        if self.settings.lead_ms is None:
-            self._speaker.advance()
-        metrics = self._services.metrics
-        metrics.observe("lead_seconds", self._outbox.lead_ms(now) / 1000)
-        if self._first_audio_ms is None and self._speaker.first_text_at_s is not None:
-            self._first_audio_ms = 1000 * (now - self._speaker.first_text_at_s)
-            metrics.observe("time_to_first_audio_seconds", self._first_audio_ms / 1000)
-
-    def _count_underrun(self, underrun: PlayoutUnderrun) -> None:
-        self._services.metrics.inc("audio_underruns_total", cause=underrun.cause)
-
-    def _end_by(self, error: Exception | None) -> None:
-        self._end(ResponseStatus.FAILED if error else ResponseStatus.CANCELLED, error)
-
-    def _end(self, status: ResponseStatus, error: Exception | None = None) -> None:
+    def _stop(self, status: ResponseStatus, error: Exception | None = None) -> None:
         if self.is_done:
             return
-        self._terminal = self._result(status, error)
+        self._terminal = self._summarize(status, error)
         self._ended_at_samples = self._played_engine_samples()
-        self._outbox.clear()
-        self._told.stop()
-        self._speaker.stop()
+        self.state = State.STOPPING
+        self._ring.clear()
+        self._timeline.stop()
+        self._text.stop()
+        self._text_queue.leave(self)
+        for stream in self._streams:
+            stream.cancel()
+        self._alarm.set()
         self._reader.set()
         self._ended.set()
         self._services.metrics.inc("responses_total", status=status)
         self._on_end(self)
 
-    def _result(self, status: ResponseStatus, error: Exception | None) -> ResponseFinished:
-        """As if all was heard: what really was is found when the end is told."""
-        handed_over = max(self._outbox.num_sent_samples - self.pre_skip_samples, 0)
-        audio_samples = min(handed_over, self._speaker.num_samples)
+    def _summarize(self, status: ResponseStatus, error: Exception | None) -> ResponseFinished:
+        """As if all was heard: what really was is found when the terminal event is read."""
+        handed_over = max(self._ring.num_sent_samples - self.pre_skip_samples, 0)
+        audio_samples = min(handed_over, self._totals.num_samples)
         audio_ms = 1000 * audio_samples / self.format.sample_rate
         return ResponseFinished(
             self.response_id,
             status,
             audio_samples=audio_samples,
             audio_ms=audio_ms,
-            heard=self._told.full_heard_text(audio_ms),
+            heard=self._timeline.full_heard_text(audio_ms),
             nothing_spoken=status is ResponseStatus.COMPLETED and audio_samples == 0,
-            first_audio_ms=self._first_audio_ms,
-            num_text_tokens=self._speaker.num_text_tokens,
-            num_frames=self._speaker.num_frames,
+            first_audio_ms=self._totals.first_audio_ms,
+            num_text_tokens=self._totals.num_text_tokens,
+            num_frames=self._totals.num_frames,
             error=None if error is None else error_info(error),
-            has_runaway=self._speaker.has_runaway,
+            has_runaway=self._totals.has_runaway,
         )
 
-    async def _pop_terminal_event(self) -> ResponseFinished:
+    def _close(self) -> None:
+        """Put the terminal event in the ring, in a later iteration if its heard text takes long to find."""
         assert self._terminal is not None
-        terminal = self._terminal
-        if terminal.status is not ResponseStatus.COMPLETED:
-            terminal = replace(terminal, heard=await self._compute_heard(self._ended_at_samples))
-        self._terminal_emitted = True
-        return terminal
+        if self._terminal.status is ResponseStatus.COMPLETED:
+            self._put_terminal(self._terminal.heard)
+        elif self._timeline.num_pending_bytes(self._ended_at_samples) <= MAX_INLINE_ALIGN_BYTES:
+            self._put_terminal(self._timeline.heard_text(self._ended_at_samples))
+        else:
+            self._heard_task = asyncio.get_running_loop().create_task(self._close_when_aligned())
 
-    async def _compute_heard(self, played_samples: int) -> HeardText:
-        """Where many end at once, with the engine, the last of them would wait a minute for the others."""
-        try:
-            async with asyncio.timeout(self._services.limits.max_heard_wait_ms / 1000):
-                await self._align_until(played_samples)
-        except TimeoutError:
-            return self._told.heard_text(played_samples, roughly=True)
-        return self._told.heard_text(played_samples)
+    async def _close_when_aligned(self) -> None:
+        self._put_terminal(await self._find_heard_text(self._ended_at_samples))
 
-    async def _align_until(self, played_samples: int) -> None:
-        if self._told.num_pending_bytes(played_samples) > MAX_INLINE_ALIGN_BYTES:
-            await self._services.aligners.run(lambda: self._told.align_until(played_samples))
+    async def _find_heard_text(self, played_samples: int) -> HeardText:
+        max_wait_s = self._services.limits.max_heard_wait_ms / 1000
+        return await self._timeline.find_heard_text(played_samples, self._services.aligners, max_wait_s)
 
-    def _played_engine_samples(self) -> int:
-        """Where the listener is, at the engine's rate."""
-        played_samples = max(self._outbox.played_samples(now_s()) - self.pre_skip_samples, 0)
-        engine_rate = self._services.engine.info.sample_rate
-        return int(played_samples * self.settings.speed * engine_rate / self.format.sample_rate)
+    def _put_terminal(self, heard: HeardText) -> None:
+        assert self._terminal is not None
+        self._ring.close(replace(self._terminal, heard=heard))
+        self.state = State.ENDED
+        self._reader.set()
+
+
+def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
+    """Where speech waits for its alignment; ``None``: it is aligned as it comes."""
+    if settings.word_times or not settings.reports_heard_text:
+        return None
+    return services.idle_backlog if settings.align_eagerly else services.backlog
+
+
+def count_underrun(metrics: Metrics, underrun: PlayoutUnderrun) -> None:
+    metrics.inc("audio_underruns_total", cause=underrun.cause)
+
+
+def _next_event(segment: TextSegment) -> SpeechEvent | None:
+    assert segment.stream is not None, "a segment that has not begun"
+    return segment.stream.next_event()
+
+
+def _stop_cancelled(response: Response, _: asyncio.Task[None]) -> None:
+    """End a response whose task was cancelled before it ran."""
+    response._stop(ResponseStatus.CANCELLED) if response.state is State.SPEAKING else None

@@ -1,44 +1,34 @@
-"""How long a response waits without any progress, and for whom. Pure: time is passed in."""
+"""Detect a response that waits too long: for its reader, its listener, its text or the engine. Time is passed in."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from enum import Enum, auto
+from enum import Enum
 
 from sessions.config import SessionLimits
 from sessions.errors import EngineTimeout, SessionError, SlowReader, TextTimeout
 
 
 class StallSource(Enum):
-    # Audio is due and is not read.
-    READER = auto()
-    # What is ready may leave when more has been played.
-    LISTENER = auto()
-    WRITER = auto()
-    ENGINE = auto()
+    """What a response waits for: the limit of that wait and the error that ends it."""
+
+    # Due audio is not read.
+    READER = ("reader_timeout_s", SlowReader)
+    # Audio is ready and may leave once more has been played.
+    LISTENER = ("playback_timeout_s", SlowReader)
+    WRITER = ("text_timeout_s", TextTimeout)
+    ENGINE = ("engine_timeout_s", EngineTimeout)
 
 
 class StallDetector:
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
-        self._seen: tuple[StallSource, Hashable] | None = None
+        self._seen: tuple[StallSource, int] | None = None
         self._since_s = 0.0
 
-    def check(self, waits_for: StallSource, progress: Hashable, now_s: float) -> SessionError | None:
-        """Look in now and then. ``progress`` is anything that differs once they have done something."""
-        if self._seen != (waits_for, progress):
-            self._seen, self._since_s = (waits_for, progress), now_s
-        name, fault = self._limit_of(waits_for)
-        limit_s = getattr(self._limits, name)
-        return fault(f"{name} is {limit_s:g}") if now_s - self._since_s > limit_s else None
-
-    def _limit_of(self, waits_for: StallSource) -> tuple[str, type[SessionError]]:
-        match waits_for:
-            case StallSource.READER:
-                return "reader_timeout_s", SlowReader
-            case StallSource.LISTENER:
-                return "playback_timeout_s", SlowReader
-            case StallSource.WRITER:
-                return "text_timeout_s", TextTimeout
-            case StallSource.ENGINE:
-                return "engine_timeout_s", EngineTimeout
+    def check(self, source: StallSource, progress: int, now_s: float) -> SessionError | None:
+        """Return the error of a wait beyond its limit. ``progress`` counts what ``source`` has done so far."""
+        if self._seen != (source, progress):
+            self._seen, self._since_s = (source, progress), now_s
+        name, error = source.value
+        limit_s: float = getattr(self._limits, name)
+        return error(f"{name} is {limit_s:g}") if now_s - self._since_s > limit_s else None

@@ -14,7 +14,7 @@ MAX_CHARS_PER_TURN = 64
 
 
 class TextReader(Protocol):
-    def schedule(self) -> None:
+    def advance(self) -> None:
         """Read text as far as ``TextQueue.allow`` allows, and act on it."""
         ...
 
@@ -100,7 +100,7 @@ class TextQueue:
             self._budget.enter(self)
         self._current, self._num_left_in_turn = reader, MAX_CHARS_PER_TURN
         try:
-            reader.schedule()
+            reader.advance()
         finally:
             self._current = None
 

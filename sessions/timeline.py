@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
@@ -12,8 +13,12 @@ from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.alignment.word_spans import WordSpanTracker, last_word_boundary
 from sessions.alignment.word_times import WordTime, to_word_time
 from sessions.audio.pcm import Pcm
+from sessions.encoder_pool import EncoderPool
 from sessions.events import HeardText
 from sessions.text.spans import SpannedText
+
+# Speech that is aligned on the event loop at most, a second at 24 kHz: 3 ms.
+MAX_INLINE_ALIGN_BYTES = 96_000
 
 
 class SegmentTimeline:
@@ -153,6 +158,17 @@ class ResponseTimeline:
         raw = self.raw()
         cut = last_word_boundary(raw, self._position(played_samples, roughly))
         return HeardText(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
+
+    async def find_heard_text(self, played_samples: int, aligners: EncoderPool, max_wait_s: float) -> HeardText:
+        """The same, aligned in a thread; estimated if that takes longer than ``max_wait_s``: where many responses end
+        at once, the last one would wait a minute."""
+        try:
+            async with asyncio.timeout(max_wait_s):
+                if self.num_pending_bytes(played_samples) > MAX_INLINE_ALIGN_BYTES:
+                    await aligners.run(lambda: self.align_until(played_samples))
+        except TimeoutError:
+            return self.heard_text(played_samples, roughly=True)
+        return self.heard_text(played_samples)
 
     def full_heard_text(self, audio_ms: float) -> HeardText:
         """Everything was played to its end."""

@@ -33,6 +33,8 @@ class FakeScript:
     ms_per_char: float = 60.0
     # From the first final text (or the slot, if that is later) to the first chunk.
     first_chunk_s: float = 0.1
+    # ``RequestParked`` comes before the first chunk too, as if text had been short.
+    parks_first: bool = False
     # Seconds of work for a second of audio, after the first chunk.
     real_time_factor: float = 0.25
     chunk_frames: int = 1

@@ -118,6 +118,8 @@ class FakeSpeechStream:
         self._events.put_nowait(event)
         if self._wake is not None:
             self._wake()
+        if isinstance(event, RequestFinished):
+            self._wake = None  # a cancelled task keeps this stream until the next garbage collection
 
     # The request's life
 
@@ -125,6 +127,8 @@ class FakeSpeechStream:
         await self._engine.slots.acquire()
         self.has_slot = True
         self._queue_ms = 1000 * (self._loop.time() - self._submitted_s)
+        if self._script.parks_first:
+            self._put(RequestParked(self.request_id, 0.0))
         while not self._reached_end():
             if self._frames_ready() == 0:
                 await self._park()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from engine.api import FinishReason, SpeechRequest
 from engine.errors import OVERLOAD_RETRY_MS
 from engine.runtime.queue_limits import QueueLimits, RequestCounts
-from sessions.audio_chain import AudioChain
+from sessions.audio_track import AudioTrack
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.errors import TextInputClosed
@@ -108,9 +108,9 @@ async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_
     room, counts = QueueLimits(new=2, continuing=0, for_burst=2, for_burst_of_group=2), RequestCounts()
     submit = engine.submit
 
-    def submit_where_there_is_room(request: SpeechRequest) -> FakeSpeechStream:
+    def submit_where_there_is_room(request: SpeechRequest, wake: Callable[[], None] | None = None) -> FakeSpeechStream:
         room.check(counts, request)
-        return submit(request)
+        return submit(request, wake)
 
     monkeypatch.setattr(engine, "submit", submit_where_there_is_room)
     response = registry.create(settings=settings).create_response(text=LONG, text_closed=True)
@@ -119,6 +119,16 @@ async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_
     assert reading.done.status is ResponseStatus.FAILED
     assert reading.done.error is not None
     assert (reading.done.error.code, reading.done.error.retry_after_ms) == ("overloaded", OVERLOAD_RETRY_MS)
+
+
+async def test_unexpected_error_of_the_engine_ends_the_response(
+    registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engine, "submit", None)
+    response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
+    error = (await read(response)).done.error
+    assert error is not None
+    assert (error.code, error.message) == ("internal_error", "internal error")
 
 
 async def test_a_burst_asks_for_one_place_until_it_is_heard(registry: SessionRegistry, engine: RecordingEngine):
@@ -148,7 +158,7 @@ async def test_a_fault_of_ours_is_told_without_its_message(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     response = registry.create(settings=PACED).create_response()
-    monkeypatch.setattr(AudioChain, "push", None)
+    monkeypatch.setattr(AudioTrack, "push", None)
     response.push_text(LONG)
     done = (await read(response)).done
     assert done.error is not None
@@ -309,11 +319,11 @@ SUSPENSIONS = 45
 
 
 @pytest.mark.parametrize("num_threads", [0, 1])
-async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: RecordingEngine, num_threads: int):
+async def test_task_cancelled_at_any_await_leaves_nothing(engine: RecordingEngine, num_threads: int):
     registry = SessionRegistry(engine, RegistryLimits(encoder_threads=num_threads))
     num_hits = 0
     for at in range(SUSPENSIONS):
-        hits = interrupt_tasks("AudioProducer._is_running", at)
+        hits = interrupt_tasks("Response._run", at)
         session = registry.create(settings=PACED)
         await converse(session, AudioFormat())
         asyncio.get_running_loop().set_task_factory(None)
@@ -326,10 +336,8 @@ async def test_a_speaker_cancelled_at_any_await_leaves_nothing(engine: Recording
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
-async def test_a_speaker_cancelled_from_outside_ends_its_response_by_itself(
-    registry: SessionRegistry, engine: RecordingEngine, at: int
-):
-    hits = interrupt_tasks("AudioProducer._is_running", at)
+async def test_response_ends_when_its_task_is_cancelled(registry: SessionRegistry, engine: RecordingEngine, at: int):
+    hits = interrupt_tasks("Response._run", at)
     response = registry.create(settings=PACED).create_response(text=LONG)
     _, task = reading_task(response)
     await asyncio.sleep(1)
@@ -351,7 +359,7 @@ async def test_a_session_closed_at_any_await_of_its_user_leaves_nothing(
             async with session:
                 reading = session.create_response(text=LONG)
                 async for _ in reading:
-                    if reading._outbox.num_messages_sent == 5:
+                    if reading._ring.num_messages_sent == 5:
                         reading.cancel()
                 await converse(session)
 

@@ -95,10 +95,11 @@ async def test_flush_without_further_text_releases_all_audio(encoding: Encoding,
 
 
 @pytest.mark.virtual_time
+@pytest.mark.parametrize("parks_first", [False, True])
 @pytest.mark.parametrize("encoding", FORMATS)
-async def test_late_segment_does_not_hold_the_audio_before_it(encoding: Encoding) -> None:
+async def test_late_segment_does_not_hold_the_audio_before_it(encoding: Encoding, parks_first: bool) -> None:
     """The flush is complete before the listener has played what was sent. A cancel leaves nothing behind."""
-    async with session(FakeScript(first_chunk_s=4.0), encoding, 2_000) as opened:
+    async with session(FakeScript(first_chunk_s=4.0, parks_first=parks_first), encoding, 2_000) as opened:
         response = opened.create_response(text=FIRST)
         response.flush()
         response.push_text(SECOND)

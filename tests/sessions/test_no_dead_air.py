@@ -20,7 +20,7 @@ SIX_WORDS = "one two three four five six "
 
 
 def left_ms(response: Response) -> float:
-    return response._outbox.left_ms(now_s())
+    return response._ring.left_ms(now_s())
 
 
 async def test_a_segment_short_of_text_is_closed_when_little_is_left_to_hear(
@@ -28,7 +28,7 @@ async def test_a_segment_short_of_text_is_closed_when_little_is_left_to_hear(
 ):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
     reading_task(response)
-    segment = response._script.open
+    segment = response._text.open
     assert segment is not None
     while not segment.closed:
         assert left_ms(response) >= 290 or not segment.is_parked
@@ -95,14 +95,14 @@ async def test_what_comes_after_an_early_close_gathers_until_little_is_left_or_a
 ):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
     _, task = reading_task(response)
-    segment = response._script.open
+    segment = response._text.open
     assert segment is not None
     while not segment.closed:
         await asyncio.sleep(0.005)
     response.push_text("seven ")
     while len(engine.texts) < 2:
         await asyncio.sleep(0.005)
-        gathered = response._script.open
+        gathered = response._text.open
         assert gathered is not None
         assert gathered.is_gathering
     assert left_ms(response) < 400

@@ -64,7 +64,7 @@ async def test_what_waits_for_a_reader_that_stopped_is_bounded(
     most_ms = 0.0
     while not response.is_done:
         await asyncio.sleep(0.1)
-        most_ms = max(most_ms, response._outbox.left_ms(now_s()))
+        most_ms = max(most_ms, response._ring.left_ms(now_s()))
     looking_after.cancel()
     assert now_s() < 13
     assert most_ms < (3_500 if settings is PACED else 90_000)
@@ -90,7 +90,7 @@ async def test_the_engine_is_told_where_the_listener_is(
     before_ms = 0.0
     while not task.done():
         await asyncio.sleep(0.01)
-        left_ms = response._outbox.left_ms(now_s())
+        left_ms = response._ring.left_ms(now_s())
         assert left_ms <= 2_000 + 2 * 80 + START_S * 1000
         if len(engine.ever) == 1:
             before_ms = left_ms
@@ -130,7 +130,7 @@ async def test_the_engine_is_told_nothing_that_it_reckons_by_itself(
             await asyncio.sleep(0.02)
             if reading.audio and engine.streams and not task.done():
                 (stream,) = engine.streams.values()
-                off = stream._playback.played_samples() - response._outbox.played_samples(now_s())
+                off = stream._playback.played_samples() - response._ring.played_samples(now_s())
                 off_ms[tolerance_ms] = max(off_ms[tolerance_ms], abs(off) * 1000 / SAMPLE_RATE)
         ((_, told),) = reports.items()
         num_chunks = len(reading.data) // (1_920 * 2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import strategies as st
 
 from engine.api import SpeechChunk
 from sessions.audio.formats.registry import RATES, stream_encoder
-from sessions.audio_chain import ENCODE_SLICE_PACKETS, AudioChain
+from sessions.audio_track import ENCODE_SLICE_PACKETS, AudioOutput, AudioTrack
 from sessions.config import AudioFormat, Encoding
 from sessions.encoder_pool import EncoderPool
 from sessions.packetizer import PACKET_MS, create_packetizer
+from sessions.text_track import FlushItem
 from tests.sessions.audio.formats.decoding import DEMUXERS, decode
 from tests.sessions.audio.signals import pieces, speech_like
 
@@ -60,10 +63,13 @@ def test_a_packet_leaves_every_20_ms_where_nothing_is_held_back(encoding: Encodi
 @pytest.mark.parametrize("rate", [8_000, 24_000, 48_000])
 async def test_after_a_pause_all_speech_can_be_heard(encoding: Encoding, rate: int) -> None:
     assert rate in RATES[encoding]
-    voicing = AudioChain(AudioFormat(encoding=encoding, sample_rate=rate), ENGINE_RATE, EncoderPool(0))
-    await voicing.begin_segment()
+    track = AudioTrack(AudioFormat(encoding=encoding, sample_rate=rate), ENGINE_RATE, EncoderPool(0))
+    await track.begin_segment()
     speech = speech_like(9_000, ENGINE_RATE, seed=9)
-    packets = [*await voicing.push(SpeechChunk("r", 0, speech)), *await voicing.insert_pause(), *await voicing.drain()]
+    packets = await collect(track.push(SpeechChunk("r", 0, speech)))
+    flushed = await collect(track.flush(FlushItem(0), is_segment_next=False))
+    assert flushed.pop() == FlushItem(0)
+    packets += flushed
     decoded, decoded_rate = decode(b"".join(packet.data for packet in packets), encoding)
     assert decoded.size / decoded_rate >= speech.size / ENGINE_RATE
     if encoding is Encoding.WAV:
@@ -78,15 +84,23 @@ async def test_a_long_chunk_on_the_event_loop_holds_up_nobody() -> None:
     packets, num_turns = {}, {}
     for num_threads in (0, 1):
         threads = EncoderPool(num_threads)
-        voicing = AudioChain(AudioFormat(), ENGINE_RATE, threads)
-        await voicing.begin_segment()
+        track = AudioTrack(AudioFormat(), ENGINE_RATE, threads)
+        await track.begin_segment()
         counting = asyncio.create_task(turns())
-        packets[num_threads] = [packet.data for packet in await voicing.push(chunk)]
+        packets[num_threads] = [packet.data for packet in await collect(track.push(chunk))]
         counting.cancel()
         num_turns[num_threads] = await counting
         threads.close()
     assert packets[0] == packets[1]
     assert num_turns[0] >= len(packets[0]) // ENCODE_SLICE_PACKETS
+
+
+async def collect(outputs: AsyncIterator[AudioOutput]) -> list[Any]:
+    """Packets, and flushes in their place."""
+    collected: list[Any] = []
+    async for output in outputs:
+        collected += [output] if isinstance(output, FlushItem) else output
+    return collected
 
 
 async def turns() -> int:

@@ -1,4 +1,4 @@
-"""The small pure parts: what waits to leave, and how long a response waits for whom."""
+"""Test the pure parts of a response: packet ring, stall detector and error bodies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, UnderrunCause
 from sessions.config import SessionLimits
 from sessions.errors import EngineFailed, ErrorInfo, LimitExceeded, SlowReader, TextTimeout, error_info
-from sessions.events import FlushCompleted, ResponseAudio
-from sessions.send_queue import SendQueue, group_packets, max_message_ms
+from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseFinished, ResponseStatus
+from sessions.ring import PacketRing, group_packets, max_message_ms
 from sessions.stall_detector import StallDetector, StallSource
 
 RATE = 8_000
@@ -27,9 +27,9 @@ class Sound:
         return bytes(self.num_samples)
 
 
-def outbox(lead_ms: int | None, underruns: list[PlayoutUnderrun] | None = None) -> SendQueue:
+def make_ring(lead_ms: int | None, underruns: list[PlayoutUnderrun] | None = None) -> PacketRing:
     note = [].append if underruns is None else underruns.append
-    return SendQueue("r", Pacer(RATE, PacerSettings(lead_ms=lead_ms)), note)
+    return PacketRing("r", Pacer(RATE, PacerSettings(lead_ms=lead_ms)), note)
 
 
 @given(st.lists(st.integers(1, 500), max_size=20), st.integers(0, 1_000))
@@ -53,46 +53,57 @@ def test_messages_are_short_where_the_lead_is(lead_ms: int | None, longest_ms: i
 
 @given(st.lists(st.one_of(st.integers(1, 900), st.none()), max_size=30), st.sampled_from([None, 0, 100, 1_000]))
 def test_everything_leaves_in_order_when_it_is_due(items: list[int | None], lead_ms: int | None):
-    box, now, taken = outbox(lead_ms), 0.0, []
+    ring, now, popped = make_ring(lead_ms), 0.0, []
     for number, size in enumerate(items):
         if size is None:
-            box.put_flush(number)
+            ring.put_flush(number)
         else:
-            box.put([Sound(size)], now, UnderrunCause.ENGINE)
-    while (due_s := box.due_s(now)) is not None:
+            ring.put([Sound(size)], now, UnderrunCause.ENGINE)
+    while (due_s := ring.due_s(now)) is not None:
         assert due_s >= now
         now = due_s
-        taken.append(box.get_due(now))
-        assert lead_ms is None or box.lead_ms(now) <= max(lead_ms, 113)
-    assert box.is_empty
-    assert box.waiting_samples == 0
-    assert [event.num_samples if isinstance(event, ResponseAudio) else None for event in taken] == items
-    assert [event.flush for event in taken if isinstance(event, FlushCompleted)] == [
+        popped.append(ring.pop_due(now))
+        assert lead_ms is None or ring.lead_ms(now) <= max(lead_ms, 113)
+    assert ring.is_empty
+    assert ring.waiting_samples == 0
+    assert [event.num_samples if isinstance(event, ResponseAudio) else None for event in popped] == items
+    assert [event.flush for event in popped if isinstance(event, FlushCompleted)] == [
         number for number, size in enumerate(items) if size is None
     ]
 
 
-def test_an_underrun_is_the_makers_fault_only_if_the_sound_was_not_ready():
+def test_terminal_event_is_the_last_entry():
+    ring, summary = make_ring(None), HeardText("", "", 0.0)
+    terminal = ResponseFinished("r", ResponseStatus.COMPLETED, 800, 100.0, summary)
+    ring.put([Sound(800)], 0.0, UnderrunCause.ENGINE)
+    ring.close(terminal)
+    assert isinstance(ring.pop_due(0.0), ResponseAudio)
+    assert [ring.pop_due(0.0), ring.pop_due(0.0)] == [terminal, None]
+    with pytest.raises(AssertionError, match="terminal"):
+        ring.put_flush(0)
+
+
+def test_underrun_counts_only_if_audio_was_not_ready():
     underruns: list[PlayoutUnderrun] = []
-    box = outbox(2_000, underruns)
-    box.put([Sound(800), Sound(800)], 0.0, UnderrunCause.ENGINE)
-    box.get_due(0.0)
-    box.get_due(5.0)
+    ring = make_ring(2_000, underruns)
+    ring.put([Sound(800), Sound(800)], 0.0, UnderrunCause.ENGINE)
+    ring.pop_due(0.0)
+    ring.pop_due(5.0)
     assert not underruns
-    box.put([Sound(800)], 9.0, UnderrunCause.TEXT)
-    box.get_due(9.0)
+    ring.put([Sound(800)], 9.0, UnderrunCause.TEXT)
+    ring.pop_due(9.0)
     assert [underrun.cause for underrun in underruns] == [UnderrunCause.TEXT]
 
 
-def test_patience_ends_with_whom_it_was_for_and_begins_anew_with_progress():
-    patience = StallDetector(SessionLimits(reader_timeout_s=10, text_timeout_s=60))
-    assert patience.check(StallSource.READER, 1, 0.0) is None
-    assert patience.check(StallSource.READER, 2, 9.0) is None
-    assert patience.check(StallSource.READER, 2, 19.0) is None
-    assert isinstance(patience.check(StallSource.READER, 2, 19.1), SlowReader)
-    assert patience.check(StallSource.WRITER, 2, 19.1) is None
-    assert patience.check(StallSource.WRITER, 2, 79.0) is None
-    error = patience.check(StallSource.WRITER, 2, 79.2)
+def test_progress_or_another_source_restarts_a_stall_limit():
+    detector = StallDetector(SessionLimits(reader_timeout_s=10, text_timeout_s=60))
+    assert detector.check(StallSource.READER, 1, 0.0) is None
+    assert detector.check(StallSource.READER, 2, 9.0) is None
+    assert detector.check(StallSource.READER, 2, 19.0) is None
+    assert isinstance(detector.check(StallSource.READER, 2, 19.1), SlowReader)
+    assert detector.check(StallSource.WRITER, 2, 19.1) is None
+    assert detector.check(StallSource.WRITER, 2, 79.0) is None
+    error = detector.check(StallSource.WRITER, 2, 79.2)
     assert isinstance(error, TextTimeout)
     assert str(error) == "text_timeout_s is 60"
 

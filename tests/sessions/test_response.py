@@ -14,7 +14,7 @@ from engine.api import TextLayout
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import pcm_to_s16le
 from sessions.audio.segment_joiner import crossfade_join
-from sessions.audio_chain import JOIN_MS
+from sessions.audio_track import JOIN_MS
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import TextInputClosed
 from sessions.events import FlushCompleted, ResponseAudio, ResponseStatus
@@ -254,9 +254,9 @@ async def test_no_audio_after_cancel_and_everything_is_free_at_released(
 async def test_a_cancel_between_waking_the_reader_and_its_turn_is_heeded(registry: SessionRegistry):
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     waiting = asyncio.ensure_future(anext(response))
-    while not response._reader._rung:  # the sound is there, and the reader is about to run
+    while not response._reader._is_set:  # the sound is there, and the reader is about to run
         await asyncio.sleep(0)
-        if response._outbox.is_empty:
+        if response._ring.is_empty:
             await asyncio.sleep(0.001)
     response.cancel()
     assert not isinstance(await waiting, ResponseAudio)

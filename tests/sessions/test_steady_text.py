@@ -118,7 +118,7 @@ async def test_stalled_text_is_cut_once(
             response.push_text(rng.choice(WORDS))
         response.push_text("end ")
         await asyncio.sleep(8)
-        assert response._script.open is None
+        assert response._text.open is None
     response.end_input()
     await task
     assert len(engine.texts) == 2

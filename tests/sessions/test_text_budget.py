@@ -19,7 +19,7 @@ from sessions.text.block_splitter import TextBlock
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import Segmenter
 from sessions.text.spans import SpannedText
-from sessions.text_pipeline import TextPipeline
+from sessions.text_track import TextTrack
 from tests.fakes.engine_script import FakeScript
 from tests.fakes.virtual_time import VirtualTimeLoop
 from tests.sessions.conftest import BURST, LIMITS, RecordingEngine, assert_all_free
@@ -149,7 +149,7 @@ async def test_cancel_stops_pending_text_at_once(registry: SessionRegistry, read
     await task
     await pass_iterations(10)
     assert reads.num_chars == num_chars
-    assert not response._script.wants_text
+    assert not response._text.wants_text
 
 
 @pytest.mark.virtual_time
@@ -192,14 +192,14 @@ async def test_sessions_take_turns_whatever_number_of_responses_they_have(
     responses = [many.create_response(text=text_of("( ) "), text_closed=True) for _ in range(8)]
     responses.append(one.create_response(text=text_of("( ) "), text_closed=True))
     await pass_iterations(101)
-    *theirs, ours = (_num_chars_read(response._script) for response in responses)
+    *theirs, ours = (_num_chars_read(response._text) for response in responses)
     assert ours == pytest.approx(sum(theirs), abs=500)
     assert min(theirs) == pytest.approx(max(theirs), abs=500)
     await many.aclose()
     await one.aclose()
 
 
-def _num_chars_read(script: TextPipeline) -> int:
+def _num_chars_read(script: TextTrack) -> int:
     return script._num_chars_read
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from sessions import audio_chain
+from sessions import audio_track
 from sessions.audio.opus_library import OpusUnavailable
 from sessions.config import RegistryLimits
 from sessions.registry import SessionRegistry
@@ -28,7 +28,7 @@ async def test_a_machine_without_libopus_still_starts(monkeypatch: pytest.Monkey
         asked.append(audio)
         raise OpusUnavailable("no libopus")
 
-    monkeypatch.setattr(audio_chain, "create_packetizer", unavailable)
+    monkeypatch.setattr(audio_track, "create_packetizer", unavailable)
     registry = SessionRegistry(FakeSpeechEngine())
     await registry.warm_up()
     assert asked

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sessions.audio.pcm import Pcm
 from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED, TimeStretcher
-from sessions.audio_chain import STRETCH_MS
+from sessions.audio_track import STRETCH_MS
 from tests.sessions.audio.signals import pieces, speech_like
 
 RATE = 24_000

@@ -1,13 +1,18 @@
-"""The text of a response on its way to the engine: normalised, in whole words, cut into segments, flushes in place."""
+"""The text of a response on its way to the engine: normalized, in whole words, cut into segments, flushes in place.
+
+It decides which segment may begin and when one is closed early. Pure: time is passed in.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.api import SpeechStream
-from sessions.text.dead_air import TextStats
+from sessions.clock import TICK_S, is_due
+from sessions.text.dead_air import DeadAirSettings, TextPace, TextStats, should_close_early, should_open_next
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
@@ -32,6 +37,9 @@ class TextSegment:
     # Its request has spoken, or is about to speak, all the text it was given.
     is_parked: bool = False
     has_audio: bool = False
+    # The listener's position that the engine was given last, and when.
+    reported_samples: int = 0
+    reported_s: float = -math.inf
 
     @property
     def speakable(self) -> bool:
@@ -53,6 +61,17 @@ class TextSegment:
         if self.stream is not None:
             self.stream.push_text(text.text)
 
+    def report_playback(self, played_samples: int, now_s: float, rate: int, tolerance_samples: float) -> None:
+        """Give the engine the listener's position, unless the engine's own clock is within ``tolerance_samples`` of it.
+
+        That clock runs on at ``rate`` from the last report. A position before this segment is negative."""
+        if self.stream is None or self.spoken.start_sample is None:
+            return
+        expected_samples = self.reported_samples + (now_s - self.reported_s) * rate
+        if abs(played_samples - expected_samples) >= tolerance_samples:
+            self.reported_samples, self.reported_s = played_samples, now_s
+            self.stream.report_playback(played_samples - self.spoken.start_sample)
+
     def close(self) -> None:
         self.closed = True
         self.is_parked = False
@@ -73,18 +92,29 @@ class EndItem:
     """No more text comes."""
 
 
-class TextPipeline:
-    """Pure. Text is read on in small slices, as far as it is needed; how it is sliced never shows in the segments."""
+TextItem = TextSegment | FlushItem
 
-    def __init__(self, timeline: ResponseTimeline, normalize: bool, segmenter: SegmenterSettings | None = None) -> None:
-        # What the speaker has not taken yet, in order.
-        self.waiting: deque[TextSegment | FlushItem] = deque()
+
+class TextTrack:
+    """Text is read in small slices, as far as it is needed; how it is sliced never shows in the segments."""
+
+    def __init__(
+        self,
+        timeline: ResponseTimeline,
+        normalize: bool,
+        segmenter: SegmenterSettings | None = None,
+        dead_air: DeadAirSettings | None = None,
+    ) -> None:
+        # What was not begun yet, in order.
+        self.waiting: deque[TextItem] = deque()
         # The segment that text is being added to.
         self.open: TextSegment | None = None
-        # Taken in; a flush counts as one, so that what limits text limits flushes too.
+        # Characters received; a flush counts as one, so that what limits text limits flushes too.
         self.num_chars = 0
         self.closed = False
-        self.timeline = timeline
+        self._timeline = timeline
+        self._dead_air = dead_air or DeadAirSettings()
+        self._pace = TextPace()
         self._unread: deque[str | FlushItem | EndItem] = deque()
         # Of the first unread text, if it is text.
         self._num_chars_read = 0
@@ -95,30 +125,35 @@ class TextPipeline:
 
     @property
     def exhausted(self) -> bool:
-        """Everything there will ever be has been taken."""
+        """All text there will ever be has begun."""
         return self.closed and not self._unread and not self.waiting
-
-    def push_text(self, text: str) -> None:
-        self.num_chars += len(text)
-        self.timeline.append_text(text)
-        if text:
-            self._unread.append(text)
-
-    def flush(self) -> int:
-        self.num_chars += 1
-        mark = FlushItem(self._num_flushes)
-        self._num_flushes += 1
-        self._unread.append(mark)
-        return mark.flush
-
-    def end(self) -> None:
-        self._unread.append(EndItem())
-        self.closed = True
 
     @property
     def wants_text(self) -> bool:
         """There is unread text, and not enough of what was read waits to be spoken."""
         return bool(self._unread) and len(self.waiting) <= READ_AHEAD_SEGMENTS
+
+    def push(self, text: str, now_s: float) -> None:
+        self._pace.record(text, now_s)
+        self.num_chars += len(text)
+        self._timeline.append_text(text)
+        if text:
+            self._unread.append(text)
+
+    def flush(self) -> int:
+        self.num_chars += 1
+        item = FlushItem(self._num_flushes)
+        self._num_flushes += 1
+        self._unread.append(item)
+        return item.flush
+
+    def end(self) -> None:
+        self._unread.append(EndItem())
+        self.closed = True
+
+    def stop(self) -> None:
+        """Drop the unread text."""
+        self._unread.clear()
 
     def read(self, max_chars: int) -> int:
         """Read at most ``max_chars`` unread characters. Returns the characters processed, which may be more: what was
@@ -127,17 +162,52 @@ class TextPipeline:
         num_chars = self._read_text(max_chars) if isinstance(self._unread[0], str) else self._read_mark()
         return num_chars + max(num_held - self._words.num_chars_held, 0)
 
-    def stop(self) -> None:
-        """Drop the unread text."""
-        self._unread.clear()
-
-    def pop(self) -> TextSegment | FlushItem:
-        return self.waiting.popleft()
+    def must_close_early(self, left_ms: float, now_s: float) -> bool:
+        """Whether the open segment waits for text that has stalled, with ``left_ms`` of audio left to play."""
+        segment = self.open
+        if segment is None or self.wants_text or not is_due(self._pace.stalls_at_s(now_s), now_s):
+            return False
+        return segment.is_parked and should_close_early(segment.stats, left_ms, self._dead_air)
 
     def close_early(self) -> None:
         """End the open segment with what it has; what comes next gathers into another."""
         self._gather_next = True
         self._apply(self._segmenter.flush())
+
+    def is_ready(self, segment: TextSegment, left_ms: float) -> bool:
+        """Whether a waiting segment has enough text to begin."""
+        if segment.closed or not segment.speakable:
+            return segment.speakable
+        if self.wants_text:  # its end may be there already
+            return False
+        return not segment.is_gathering or should_open_next(segment.stats, left_ms, self._dead_air)
+
+    def pop(self) -> TextItem:
+        """Begin the first waiting item."""
+        return self.waiting.popleft()
+
+    def end_segment(self, segment: TextSegment) -> None:
+        """The engine has ended it, maybe before its text was closed: what comes then opens another."""
+        if segment is self.open:
+            self.close_early()
+
+    def is_starving(self, generating: Sequence[TextSegment]) -> bool:
+        """Whether nothing but text is missing for more audio."""
+        if self.closed or self.wants_text:
+            return False
+        has_text = any(isinstance(item, TextSegment) and item.speakable for item in self.waiting)
+        is_gathering = self.open is not None and self.open.is_gathering
+        return (is_gathering or not has_text) and all(segment.can_starve for segment in generating)
+
+    def next_check_s(self, left_ms: float, now_s: float, is_generating: bool) -> float:
+        """The next moment at which time alone closes or opens a segment; infinite if there is none."""
+        waits_ms = []
+        if self.open is not None and self.open.is_parked:
+            until_stall_ms = 1000 * (self._pace.stalls_at_s(now_s) - now_s)
+            waits_ms.append(max(left_ms - self._dead_air.close_below_ms, until_stall_ms))
+        if self.waiting and not is_generating:
+            waits_ms.append(left_ms - self._dead_air.open_below_ms)
+        return min((now_s + max(wait_ms / 1000, TICK_S) for wait_ms in waits_ms if wait_ms >= 0), default=math.inf)
 
     def _read_text(self, max_chars: int) -> int:
         """Short texts in a row are read as one."""
@@ -156,14 +226,11 @@ class TextPipeline:
     def _read_mark(self) -> int:
         mark = self._unread.popleft()
         assert not isinstance(mark, str)
-        self._finish_words(mark)
-        return 1
-
-    def _finish_words(self, mark: FlushItem | EndItem) -> None:
         self._apply(self._segmenter.push(self._words.flush()))
         self._apply(self._segmenter.flush())
         if isinstance(mark, FlushItem):
             self.waiting.append(mark)
+        return 1
 
     def _apply(self, events: Iterable[SegmentEvent]) -> None:
         for event in events:
@@ -174,7 +241,7 @@ class TextPipeline:
 
     def _open_segment(self, index: int, text: SpannedText) -> TextSegment:
         if self.open is None:
-            self.open = TextSegment(index, self.timeline.begin_segment(text.raw_start), is_gathering=self._gather_next)
+            self.open = TextSegment(index, self._timeline.begin_segment(text.raw_start), is_gathering=self._gather_next)
             self._gather_next = False
             self.waiting.append(self.open)
         return self.open

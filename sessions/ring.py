@@ -1,4 +1,7 @@
-"""What a response has ready, in order, and when each part of it may leave. Pure: time is passed in."""
+"""The packets, word times and flushes of a response in order, each with the time at which it may leave.
+
+The terminal event is the last entry, so that a reader gets exactly one. Pure: time is passed in.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from sessions.alignment.word_times import WordTime
 from sessions.audio.pacer import Pacer, PlayoutUnderrun, UnderrunCause
-from sessions.events import FlushCompleted, ResponseAudio, ResponseWordTimes
+from sessions.clock import is_due
+from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
+from sessions.packetizer import AudioPacket
 
 # Packets made together leave together, the four of a codec frame in any case where the lead is no shorter.
 FRAME_MESSAGE_MS = 80
 # Messages that a long lead is sent in.
 MESSAGES_IN_LEAD = 8
-
-
-class AudioPacket(Protocol):
-    @property
-    def data(self) -> bytes: ...
-
-    @property
-    def num_samples(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +29,17 @@ class PacketGroup:
     packets: tuple[AudioPacket, ...]
     num_samples: int
     ready_s: float
-    # Whose fault it is if the listener had to wait for it.
+    # The cause of an underrun, if the listener had to wait for this group.
     late_cause: UnderrunCause
 
 
-class SendQueue:
-    """Messages, word times and flush numbers, first in first out; counts their sequence and their samples."""
+@dataclass(frozen=True, slots=True)
+class FlushEntry:
+    flush: int
+
+
+class PacketRing:
+    """First in, first out; counts messages and samples. Positions are in samples at the format's rate."""
 
     def __init__(
         self,
@@ -52,16 +53,17 @@ class SendQueue:
         self._pacer = pacer
         self._on_underrun = on_underrun
         self._max_message_samples = pacer.sample_rate * max_message_ms(pacer.settings.lead_ms, message_ms) // 1000
-        self._waiting: deque[PacketGroup | ResponseWordTimes | int] = deque()
-        # Of messages that have not been taken yet.
+        self._entries: deque[PacketGroup | ResponseWordTimes | FlushEntry | ResponseFinished] = deque()
+        self._popped_s = -math.inf
+        # Samples of messages that have not been popped yet.
         self.waiting_samples = 0
         # Audio messages.
         self.num_messages_sent = 0
-        self._taken_s = -math.inf
+        self.is_closed = False
 
     @property
     def is_empty(self) -> bool:
-        return not self._waiting
+        return not self._entries
 
     @property
     def num_sent_samples(self) -> int:
@@ -72,69 +74,79 @@ class SendQueue:
         return self._pacer.played_samples(now_s)
 
     def left_ms(self, now_s: float) -> float:
-        """What the listener has still to hear of all there is."""
+        """Audio that the listener has still to play, sent or waiting here."""
         return 1000 * self.waiting_samples / self._pacer.sample_rate + self.lead_ms(now_s)
 
     def lead_ms(self, now_s: float) -> float:
-        """What was handed over and not yet played."""
+        """Audio that was sent and is not yet played."""
         return 1000 * self._pacer.lead_samples(now_s) / self._pacer.sample_rate
 
     def report(self, played_samples: int, now_s: float) -> None:
-        """The client says where its listener is."""
+        """Set the listener's position to what the client reports."""
         self._pacer.on_playback_report(played_samples, now_s)
 
     def put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
         for group in group_packets(packets, self._max_message_samples):
             num_samples = sum(packet.num_samples for packet in group)
-            self._waiting.append(PacketGroup(tuple(group), num_samples, now_s, late_cause))
+            self._append(PacketGroup(tuple(group), num_samples, now_s, late_cause))
             self.waiting_samples += num_samples
 
     def put_words(self, words: Sequence[WordTime]) -> None:
-        self._waiting.append(ResponseWordTimes(self._response_id, tuple(words)))
+        self._append(ResponseWordTimes(self._response_id, tuple(words)))
 
     def put_flush(self, flush: int) -> None:
-        self._waiting.append(flush)
+        self._append(FlushEntry(flush))
+
+    def close(self, terminal: ResponseFinished) -> None:
+        """Append the last entry. Nothing can be put after it."""
+        self._append(terminal)
+        self.is_closed = True
+
+    def clear(self) -> None:
+        """Drop what was not popped."""
+        self._entries.clear()
+        self.waiting_samples = 0
 
     def due_s(self, now_s: float) -> float | None:
-        """When ``take`` has something to give; ``None`` while nothing waits."""
-        if not self._waiting:
+        """When ``pop_due`` returns the next event; ``None`` while nothing waits."""
+        if not self._entries:
             return None
-        head = self._waiting[0]
+        head = self._entries[0]
         return self._pacer.due_s(head.num_samples, now_s) if isinstance(head, PacketGroup) else now_s
 
     def unread_s(self, now_s: float) -> float:
-        """How long audio has been there and nothing was taken."""
-        head = next((item for item in self._waiting if isinstance(item, PacketGroup)), None)
-        return 0.0 if head is None else now_s - max(head.ready_s, self._taken_s)
+        """How long audio has waited without any being popped."""
+        head = next((entry for entry in self._entries if isinstance(entry, PacketGroup)), None)
+        return 0.0 if head is None else now_s - max(head.ready_s, self._popped_s)
 
-    def get_due(self, now_s: float) -> ResponseAudio | ResponseWordTimes | FlushCompleted:
-        """What is due."""
-        self._taken_s = now_s
-        head = self._waiting.popleft()
-        match head:
+    def pop_due(self, now_s: float) -> ResponseEvent | None:
+        """Return the first entry if it is due."""
+        due_s = self.due_s(now_s)
+        if due_s is None or not is_due(due_s, now_s):
+            return None
+        self._popped_s = now_s
+        match head := self._entries.popleft():
             case PacketGroup():
                 return self._on_sent(head, now_s)
-            case ResponseWordTimes():
+            case FlushEntry():
+                return FlushCompleted(self._response_id, head.flush, self.num_sent_samples)
+            case _:
                 return head
-            case flush:
-                return FlushCompleted(self._response_id, flush, self.num_sent_samples)
 
-    def clear(self) -> None:
-        self._waiting.clear()
-        self.waiting_samples = 0
+    def _append(self, entry: PacketGroup | ResponseWordTimes | FlushEntry | ResponseFinished) -> None:
+        assert not self.is_closed, "an entry after the terminal event"
+        self._entries.append(entry)
 
-    def _on_sent(self, message: PacketGroup, now_s: float) -> ResponseAudio:
-        start_sample, was_in_time = (
-            self._pacer.handed_over_samples,
-            message.ready_s <= self._pacer.underrun_deadline_s(),
-        )
-        underrun = self._pacer.on_sent(message.num_samples, now_s, message.late_cause)
+    def _on_sent(self, group: PacketGroup, now_s: float) -> ResponseAudio:
+        start_sample = self._pacer.handed_over_samples
+        was_in_time = group.ready_s <= self._pacer.underrun_deadline_s()
+        underrun = self._pacer.on_sent(group.num_samples, now_s, group.late_cause)
         if underrun and not was_in_time:
             self._on_underrun(underrun)
-        self.waiting_samples -= message.num_samples
+        self.waiting_samples -= group.num_samples
         sequence, self.num_messages_sent = self.num_messages_sent, self.num_messages_sent + 1
-        packets = tuple(packet.data for packet in message.packets)
-        return ResponseAudio(self._response_id, sequence, start_sample, message.num_samples, packets)
+        packets = tuple(packet.data for packet in group.packets)
+        return ResponseAudio(self._response_id, sequence, start_sample, group.num_samples, packets)
 
 
 def max_message_ms(lead_ms: int | None, message_ms: int) -> int:

@@ -1,0 +1,188 @@
+"""The audio of a response on its way out: chunks of its segments in, packets of its format out, as one signal."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from engine.api import SpeechChunk
+from sessions.audio.crossfade import Crossfader
+from sessions.audio.formats.registry import is_cpu_intensive
+from sessions.audio.pcm import Pcm
+from sessions.audio.resampler import Resampler
+from sessions.audio.segment_joiner import SegmentJoiner
+from sessions.audio.time_stretch import TimeStretcher
+from sessions.config import AudioFormat
+from sessions.encoder_pool import EncoderPool
+from sessions.packetizer import PACKET_MS, AudioPacket, codec_delay_ms, create_packetizer
+from sessions.text_track import FlushItem
+
+# Encoded on the event loop without a turn for others: 0.3 ms.
+ENCODE_SLICE_PACKETS = 4
+# How long one segment goes over into the next.
+JOIN_MS = 10
+# More than the resampler looks ahead.
+RESAMPLE_MS = 3
+# More than a change of speed holds back of what goes into it.
+STRETCH_MS = 150
+# Enough for joiner, resampler and encoder to release all sound, where the format holds back no more than Opus.
+PAUSE_MS = 40
+
+# What leaves the track, in order: packets, and flushes whose audio is in the packets before them.
+AudioOutput = Sequence[AudioPacket] | FlushItem
+
+
+class AudioTrack:
+    """Crossfader, joiner, change of speed, resampler and encoder of one response. One call at a time; costly work
+    runs in a thread."""
+
+    def __init__(self, audio: AudioFormat, engine_rate: int, encoders: EncoderPool, speed: float = 1.0) -> None:
+        self._encoders = encoders
+        self._is_costly = is_cpu_intensive(audio.encoding)
+        self._encoder = create_packetizer(audio)
+        self._changes_speed = speed != 1.0
+        self._stretcher = TimeStretcher(engine_rate, speed)
+        self._resampler = Resampler(engine_rate, audio.sample_rate)
+        self._join_samples = engine_rate * JOIN_MS // 1000
+        self._first_samples = engine_rate * (JOIN_MS + RESAMPLE_MS + PACKET_MS) // 1000
+        self._packet_samples = audio.sample_rate * PACKET_MS // 1000
+        self._joiner = SegmentJoiner(self._join_samples)
+        pause_ms, drain_ms = float(PAUSE_MS), max(JOIN_MS + RESAMPLE_MS + codec_delay_ms(audio) - PAUSE_MS, 0.0)
+        if self._changes_speed:
+            pause_ms, drain_ms = pause_ms * speed + STRETCH_MS, drain_ms * speed
+        self._pause_samples = int(engine_rate * pause_ms / 1000)
+        self._drain_samples = int(engine_rate * drain_ms / 1000)
+        self._crossfader: Crossfader | None = None
+        self._on_speech: Callable[[Pcm], None] = lambda pcm: None
+        # There was sound since the last pause.
+        self._has_pending_audio = False
+        # More of the signal that has to follow a pause until the encoder holds back no sound from before it.
+        self._num_held_samples = 0
+        # The flush whose sound the encoder still holds back: the next segment's sound pushes it out.
+        self._pending_flush: FlushItem | None = None
+        # Of the signal so far, at the engine's rate.
+        self.num_engine_samples = 0
+        # Of what has reached the encoder of it, at the format's rate.
+        self.num_samples = 0
+
+    @property
+    def has_pending_flush(self) -> bool:
+        return self._pending_flush is not None
+
+    async def begin_segment(self, on_speech: Callable[[Pcm], None] = lambda pcm: None) -> Sequence[AudioPacket]:
+        """Begin the next segment; ``on_speech`` is called with its speech as that leaves the crossfader."""
+        is_first, self._crossfader = self._crossfader is None, Crossfader()
+        self._on_speech = on_speech
+        if is_first:
+            return []
+        self.num_engine_samples = max(self.num_engine_samples - self._join_samples, 0)
+        if self._num_held_samples:
+            self._num_held_samples += self._join_samples
+        return await self._encode(self._joiner.next_segment())
+
+    def split_first_packet(self, chunk: SpeechChunk) -> tuple[SpeechChunk, SpeechChunk]:
+        """The first chunk of all in two: as much of it as one packet takes, and the remainder, maybe empty."""
+        return split_chunk(chunk, self._first_samples)
+
+    async def push(self, chunk: SpeechChunk) -> AsyncIterator[AudioOutput]:
+        """Encode a chunk. A pending flush is completed as soon as the chunk has pushed out the sound before it."""
+        if self._pending_flush is not None:
+            head, chunk = split_chunk(chunk, self._num_held_samples)
+            yield await self._push_speech(head)
+            if not self._num_held_samples:
+                async for output in self.complete_flush():
+                    yield output
+        yield await self._push_speech(chunk)
+
+    async def end_segment(self) -> AsyncIterator[AudioOutput]:
+        assert self._crossfader is not None, "an end before begin_segment"
+        yield await self._process(self._crossfader.finish())
+        async for output in self.complete_flush():
+            yield output
+
+    async def flush(self, item: FlushItem, is_segment_next: bool) -> AsyncIterator[AudioOutput]:
+        """Insert a pause, once. The flush is completed with the sound of the next segment, or by silence if none
+        follows."""
+        yield await self._insert_pause()
+        self._pending_flush = item
+        if not (self._num_held_samples and is_segment_next):
+            async for output in self.complete_flush():
+                yield output
+
+    async def complete_flush(self) -> AsyncIterator[AudioOutput]:
+        """Emit the pending flush; silence pushes out what the encoder still holds of the sound before it."""
+        if self._num_held_samples:
+            yield await self._drain()
+        item, self._pending_flush = self._pending_flush, None
+        if item is not None:
+            yield item
+
+    async def finish(self) -> Sequence[AudioPacket]:
+        packets = [*await self._encode(self._joiner.finish())]
+        packets += await self._encode_stretched(self._stretcher.flush())
+        packets += await self._encode_resampled(self._resampler.flush())
+        return [*packets, *await self._run(self._encoder.flush)]
+
+    async def _push_speech(self, chunk: SpeechChunk) -> Sequence[AudioPacket]:
+        assert self._crossfader is not None, "a chunk before begin_segment"
+        return await self._process(self._crossfader.push(chunk))
+
+    async def _process(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        packets = await self._add(pcm)
+        self._on_speech(pcm)
+        return packets
+
+    async def _insert_pause(self) -> Sequence[AudioPacket]:
+        """Insert silence; nothing if a pause did that already. It brings all sound so far out of the encoder, but for
+        what ``_num_held_samples`` more of the signal have to push out."""
+        if not self._has_pending_audio:
+            return []
+        packets = await self._add(np.zeros(self._pause_samples, np.float32))
+        self._has_pending_audio, self._num_held_samples = False, self._drain_samples
+        return packets
+
+    async def _drain(self) -> Sequence[AudioPacket]:
+        """Insert as much silence as the sound before the last pause still needs to leave the encoder."""
+        has_pending_audio = self._has_pending_audio
+        packets = await self._add(np.zeros(self._num_held_samples, np.float32))
+        self._has_pending_audio = has_pending_audio
+        return packets
+
+    async def _add(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        self.num_engine_samples += pcm.size
+        self._num_held_samples = max(self._num_held_samples - pcm.size, 0)
+        self._has_pending_audio = self._has_pending_audio or pcm.size > 0
+        return await self._encode(self._joiner.push(pcm))
+
+    async def _encode(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        if self._changes_speed:
+            return await self._encode_stretched(await self._encoders.run(lambda: self._stretcher.push(pcm)))
+        return await self._encode_stretched(pcm)
+
+    async def _encode_stretched(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        return await self._encode_resampled(self._resampler.push(pcm))
+
+    async def _encode_resampled(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        """Encode in small pieces on the event loop, so that a response with a long lead does not delay others."""
+        self.num_samples += pcm.size
+        slice_samples = ENCODE_SLICE_PACKETS * self._packet_samples if self._encoders.is_inline else max(pcm.size, 1)
+        packets: list[AudioPacket] = []
+        for start in range(0, pcm.size, slice_samples):
+            packets += await self._run(partial(self._encoder.push, pcm[start : start + slice_samples]))
+        return packets
+
+    async def _run(self, work: Callable[[], Sequence[AudioPacket]]) -> Sequence[AudioPacket]:
+        """Encode the first packet on the event loop: that takes less time than a thread's start, and the listener
+        waits for it."""
+        is_first_packet = self.num_samples < 2 * self._packet_samples
+        return await self._encoders.run(work) if self._is_costly and not is_first_packet else work()
+
+
+def split_chunk(chunk: SpeechChunk, num_samples: int) -> tuple[SpeechChunk, SpeechChunk]:
+    """The first ``num_samples`` of a chunk without its provisional tail, and the remainder, maybe empty."""
+    num_samples = min(num_samples, chunk.pcm.size - chunk.provisional_tail_samples)
+    first = replace(chunk, pcm=chunk.pcm[:num_samples], provisional_tail_samples=0, last=False)
+    return first, replace(chunk, start_sample=chunk.start_sample + num_samples, pcm=chunk.pcm[num_samples:])

@@ -1,0 +1,51 @@
+"""What a response adds up for its terminal event and for the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.api import FinishReason, RequestFinished
+from sessions.config import SpeechSettings
+from sessions.metrics import Metrics
+
+
+@dataclass(slots=True)
+class ResponseTotals:
+    # Segments submitted to the engine.
+    num_segments: int = 0
+    # Events received from the engine.
+    num_engine_events: int = 0
+    num_text_tokens: int = 0
+    # Codec frames.
+    num_frames: int = 0
+    # Speech handed to the encoder, at the format's rate.
+    num_samples: int = 0
+    # A guard of the engine cut a segment.
+    has_runaway: bool = False
+    # When the engine got the first text.
+    first_text_s: float | None = None
+    # From then to the first audio that was sent.
+    first_audio_ms: float | None = None
+
+    def on_segment_end(self, end: RequestFinished, settings: SpeechSettings, metrics: Metrics) -> None:
+        self.num_text_tokens += end.num_text_tokens
+        self.num_frames += end.num_frames
+        self.has_runaway = self.has_runaway or is_runaway(end.reason, settings)
+        metrics.inc("segments_total", reason=end.reason)
+        metrics.observe("queue_time_seconds", end.queue_ms / 1000)
+        if end.num_skipped_tokens:
+            metrics.inc("skipped_silence_tokens_total", end.num_skipped_tokens)
+        if end.prompt_wait_ms is not None:
+            metrics.observe("first_token_to_prompt_ready_seconds", end.prompt_wait_ms / 1000)
+
+    def on_audio_sent(self, now_s: float, metrics: Metrics) -> None:
+        if self.first_audio_ms is None and self.first_text_s is not None:
+            self.first_audio_ms = 1000 * (now_s - self.first_text_s)
+            metrics.observe("time_to_first_audio_seconds", self.first_audio_ms / 1000)
+
+
+def is_runaway(reason: FinishReason, settings: SpeechSettings) -> bool:
+    """Whether a guard of the engine ended the segment; a length limit of the client's own does not count."""
+    if reason is FinishReason.LENGTH:
+        return settings.max_frames is None
+    return reason in (FinishReason.SILENCE, FinishReason.LOOP)
