@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from engine.api import SpeechError
+from realtime.config import ServerConfig
 from realtime.errors import RequestRefused
 from realtime.option_resolver import OptionResolver
 from realtime.protocol import model
@@ -49,14 +50,6 @@ class ContextState:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextLimits:
-    max_contexts: int
-    # Of text that waits for its turn, of all contexts.
-    max_waiting_chars: int
-    max_remembered: int
-
-
 class EventSink(Protocol):
     def __call__(self, event: model.DialectEvent, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
         """Tell the dialect, and carry out what it asks for; messages only while they are ``wanted``."""
@@ -74,7 +67,7 @@ class ContextRegistry:
     send_event: EventSink
     # Raises ``RequestRefused`` when nothing may begin now.
     check_can_start: Callable[[], None]
-    limits: ContextLimits
+    config: ServerConfig
     # All are of one line.
     serial: bool = False
     # The client receives heard text. In a track it is aligned immediately: the next context starts once it is known.
@@ -159,16 +152,15 @@ class ContextRegistry:
     def _check_capacity(self) -> None:
         if self._finishing:
             raise SessionClosed("the connection is closing")
-        if len(self._open) >= self.limits.max_contexts:
-            raise LimitExceeded(f"max_contexts of a connection is {self.limits.max_contexts}")
+        if len(self._open) >= (limit := self.config.dialects.max_contexts_per_connection):
+            raise LimitExceeded(f"max_contexts of a connection is {limit}")
 
     def _wait(self, context: ContextState, intent: TextIntent) -> list[model.DialectEvent]:
         """Keep it until the contexts before have ended."""
         assert context.pending is not None
         context.pending.append(intent)
         self._num_waiting_chars += _weight(intent)
-        if self._num_waiting_chars > self.limits.max_waiting_chars:
-            limit = self.limits.max_waiting_chars
+        if self._num_waiting_chars > (limit := self.config.limits.max_response_chars):
             return self._fail(context, LimitExceeded(f"the text that waits for its turn may have {limit} characters"))
         return []
 
@@ -277,7 +269,7 @@ class ContextRegistry:
     def _remember(self, context_id: str, response: Response) -> None:
         self._past[context_id] = response
         self._past.move_to_end(context_id)
-        if len(self._past) > self.limits.max_remembered:
+        if len(self._past) > self.config.limits.max_retained_responses:
             self._past.popitem(last=False)
 
 

@@ -23,7 +23,7 @@ from sessions.registry import SessionRegistry
 from sessions.session import Session
 from sessions.usage_counters import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
 from sessions.voices.folder import voices_folder
-from sessions.voices.store import VoiceLimits, VoiceStore
+from sessions.voices.store import VoiceStore
 
 log = logging.getLogger("voicewire.server")
 
@@ -58,7 +58,9 @@ class SpeechServer:
         self.gatekeeper = gatekeeper
         self.draining = False
         self.metrics = ServerMetrics(self)
-        self.voices = VoiceStore(voices_folder(config.voices.folder), voice_limits(config))
+        self.voices = VoiceStore(
+            voices_folder(config.voices.folder), config.voices.max_voices, config.voices.max_voices_per_key
+        )
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.registry = SessionRegistry(
             engine,
@@ -268,7 +270,3 @@ def registry_limits(config: ServerConfig, num_keys: int) -> RegistryLimits:
             engine_timeout_s=limits.engine_timeout_s,
         ),
     )
-
-
-def voice_limits(config: ServerConfig) -> VoiceLimits:
-    return VoiceLimits(max_voices=config.voices.max_voices, max_voices_per_key=config.voices.max_voices_per_key)

@@ -6,11 +6,11 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.calls.call_reply import CallReply
 from realtime.calls.playout import CallPlayout
+from realtime.config import ServerConfig
 from realtime.protocol import model
 from realtime.protocol.events import HeardBody
 from realtime.protocol.model import Message
@@ -27,16 +27,6 @@ from sessions.response import Response
 from sessions.session import Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallLimits:
-    # Spoken, waiting, and not yet played.
-    max_replies: int
-    # Of a reply.
-    max_marks: int
-    max_reply_chars: int
-    text_timeout_s: float
-
-
 class Call:
     """``command`` and the others never wait for speech; ``run`` speaks. ``tell`` tells the agents."""
 
@@ -46,7 +36,7 @@ class Call:
         session: Session,
         settings: SpeechSettings,
         line: CallPlayout,
-        limits: CallLimits,
+        config: ServerConfig,
         *,
         check_can_start: Callable[[], None],
         on_event: Callable[[model.CallEvent], None],
@@ -55,7 +45,7 @@ class Call:
     ) -> None:
         self.call_id = call_id
         self.line = line
-        self._session, self._settings, self._limits = session, settings, limits
+        self._session, self._settings, self._config = session, settings, config
         # Raises ``RequestRefused`` when no reply may begin now.
         self._may_speak = check_can_start
         self._tell, self._send_soon, self._hang_up = on_event, send_nowait, hang_up
@@ -82,7 +72,7 @@ class Call:
             case model.AppendCommand():
                 self._reply(command.reply_id).append(command.text)
             case model.MarkCommand():
-                self._reply(command.reply_id).mark(command.name, self._limits.max_marks)
+                self._reply(command.reply_id).mark(command.name, self._config.calls.max_marks_per_reply)
             case model.EndReplyCommand():
                 self._reply(command.reply_id).end()
             case model.InterruptCommand():
@@ -149,10 +139,10 @@ class Call:
     async def _begin(self, reply: CallReply) -> Response | None:
         """``None`` if it was interrupted before it had any text."""
         try:
-            async with asyncio.timeout(self._limits.text_timeout_s):
+            async with asyncio.timeout(self._config.limits.text_timeout_s):
                 await reply.changed.wait()
         except TimeoutError:
-            raise TextTimeout(f"text_timeout_s is {self._limits.text_timeout_s:g}") from None
+            raise TextTimeout(f"text_timeout_s is {self._config.limits.text_timeout_s:g}") from None
         if self._speaking is not reply:
             return None
         self._may_speak()
@@ -216,13 +206,13 @@ class Call:
 
     def _append_text(self, say: model.SayCommand) -> model.CallReplyAccepted:
         known = {reply.reply_id for reply in self._find_reply()}
-        if len(known) >= self._limits.max_replies:
-            raise LimitExceeded(f"max_replies of a call is {self._limits.max_replies}")
+        if len(known) >= (limit := self._config.calls.max_pending_replies):
+            raise LimitExceeded(f"max_replies of a call is {limit}")
         made = (f"reply-{number}" for number in self._numbers)
         reply_id = say.reply_id or next(one for one in made if one not in known)
         if reply_id in known:
             raise DuplicateResponse(f"reply {reply_id!r} exists already", "reply_id")
-        reply = CallReply(reply_id, self._limits.max_reply_chars)
+        reply = CallReply(reply_id, self._config.limits.max_response_chars)
         reply.append(say.text)
         if say.end:
             reply.end()

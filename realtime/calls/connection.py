@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from engine.api import SpeechError
 from realtime.auth import Principal
-from realtime.calls.call import Call, CallLimits
+from realtime.calls.call import Call
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
-from realtime.calls.playout import CallPlayout, PlayoutSettings
+from realtime.calls.playout import CallPlayout
+from realtime.config import CallSettings
 from realtime.errors import RemoteProtocolError, rule_for
 from realtime.protocol import model
 from realtime.protocol.close import CloseCode
@@ -212,8 +213,8 @@ class CallConnection:
             call_id,
             self._session,
             settings,
-            CallPlayout(self._dialect, line, self._link.send, playout_settings(self._server)),
-            call_limits(self._server),
+            CallPlayout(self._dialect, line, self._link.send, self._settings),
+            self._server.config,
             check_can_start=self._server.check_not_draining,
             on_event=weak_method(self._publish_event),
             send_nowait=weak_method(self._send_soon),
@@ -221,7 +222,7 @@ class CallConnection:
         )
         self._live = RegisteredCall(self._caller.name, connected, self._call.handle_command)
         if self._settings.barge_in:
-            self._ear = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._server))
+            self._ear = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._settings))
         self._entered.enter_context(self._switchboard.connected(self._live))
         work = (self._call.run(), self._call.line.advance_clock())
         self._speaking = [self._tasks.create_task(part, name="voicewire call") for part in work]
@@ -246,24 +247,7 @@ class CallConnection:
         log.info("call ended", extra={"session_id": self._session.session_id, "code": self._reason})
 
 
-def playout_settings(server: SpeechServer) -> PlayoutSettings:
-    calls = server.config.calls
-    return PlayoutSettings(
-        lead_ms=calls.lead_ms, mark_every_ms=calls.mark_interval_ms, mark_timeout_s=calls.mark_timeout_s
-    )
-
-
-def call_limits(server: SpeechServer) -> CallLimits:
-    return CallLimits(
-        max_replies=server.config.calls.max_pending_replies,
-        max_marks=server.config.calls.max_marks_per_reply,
-        max_reply_chars=server.config.limits.max_response_chars,
-        text_timeout_s=server.config.limits.text_timeout_s,
-    )
-
-
-def barge_in_settings(server: SpeechServer) -> BargeInSettings:
-    calls = server.config.calls
+def barge_in_settings(calls: CallSettings) -> BargeInSettings:
     return BargeInSettings(
         threshold=calls.vad_threshold,
         min_speech_ms=calls.vad_min_speech_ms,

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from realtime.config import CallSettings
 from realtime.protocol.model import Message, TelephonyFormat
 from realtime.protocol.telephony.base import TelephonyDialect
 from sessions.audio.pacer import Pacer, PacerSettings
@@ -34,14 +35,6 @@ class MessageWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PlayoutSettings:
-    lead_ms: int = 400
-    mark_every_ms: int = 1_000
-    # A mark that has not come back so long after its audio must have been played counts as reached.
-    mark_timeout_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
 class PendingMark:
     position: int
     sent_s: float
@@ -52,7 +45,7 @@ class CallPlayout:
     """Positions count samples since the call began. One task plays; all else may be called from anywhere."""
 
     def __init__(
-        self, dialect: TelephonyDialect, line: TelephonyFormat, write: MessageWriter, settings: PlayoutSettings
+        self, dialect: TelephonyDialect, line: TelephonyFormat, write: MessageWriter, settings: CallSettings
     ) -> None:
         self.format = line
         self.frame_samples = line.sample_rate * FRAME_MS // 1000
@@ -191,7 +184,7 @@ class CallPlayout:
             mark.reached(confirmed)
 
     async def _send_periodic_mark(self, wanted: Callable[[], bool]) -> None:
-        every = self._settings.mark_every_ms * self.format.sample_rate // 1000
+        every = self._settings.mark_interval_ms * self.format.sample_rate // 1000
         if self._dialect.has_marks and wanted() and self._sent() - self._marked >= every:
             await self.mark(None, wanted)
 

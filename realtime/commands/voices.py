@@ -15,7 +15,6 @@ import msgspec
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import add_model_argument, running_engine
-from realtime.server import voice_limits
 from realtime.voice_cloner import VoiceCloner, check_transcript
 from sessions.voices.blend import blend
 from sessions.voices.folder import voices_folder
@@ -167,4 +166,5 @@ def _found(store: VoiceStore, owner: str, name: str) -> StoredVoice:
 
 
 def _store(args: argparse.Namespace, config: ServerConfig) -> VoiceStore:
-    return VoiceStore(args.folder or voices_folder(config.voices.folder), voice_limits(config))
+    voices = config.voices
+    return VoiceStore(args.folder or voices_folder(voices.folder), voices.max_voices, voices.max_voices_per_key)

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 
 from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.auth import UNKNOWN_KEY, Principal
-from realtime.context_registry import ContextIntent, ContextLimits, ContextRegistry
+from realtime.context_registry import ContextIntent, ContextRegistry
 from realtime.errors import ProtocolError, RequestRefused, http_status, rule_for
 from realtime.option_resolver import OptionResolver
 from realtime.protocol import model
@@ -330,11 +330,7 @@ class DialectConnection:
             self._tasks,
             weak_method(self._send_event),
             self._server.check_not_draining,
-            ContextLimits(
-                max_contexts=self._server.config.dialects.max_contexts_per_connection,
-                max_waiting_chars=self._limits.max_response_chars,
-                max_remembered=self._limits.max_retained_responses,
-            ),
+            self._server.config,
             serial=self._wire.serial,
             reports_heard_text=self._dialect.reports_heard_text,
         )

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import IO
@@ -42,18 +41,11 @@ class VoiceExists(InvalidRequest):
     code = "voice_exists"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoiceLimits:
-    max_voices: int = 10_000
-    max_voices_per_key: int = 1_000
-
-
 class VoiceStore:
     """All methods but ``find`` may take milliseconds: call them in a worker thread. Methods may run side by side."""
 
-    def __init__(self, folder: Path, limits: VoiceLimits | None = None) -> None:
-        self._folder = folder
-        self._limits = limits or VoiceLimits()
+    def __init__(self, folder: Path, max_voices: int = 10_000, max_voices_per_key: int = 1_000) -> None:
+        self._folder, self._max_voices, self._max_voices_per_key = folder, max_voices, max_voices_per_key
         self._manifests: dict[str, tuple[Version, VoiceManifest]] = {}
         self._voices: dict[Path, tuple[Version, StoredVoice]] = {}
 
@@ -69,7 +61,7 @@ class VoiceStore:
 
     def list(self, owner: str) -> list[VoiceManifest]:
         """By name; files that cannot be read are left out."""
-        if len(self._manifests) > self._limits.max_voices:  # many have gone since
+        if len(self._manifests) > self._max_voices:  # many have gone since
             self._manifests.clear()
         manifests = filter(None, map(self._manifest, _voice_files(self._folder_of(owner))))
         return sorted(manifests, key=attrgetter("name"))
@@ -112,12 +104,12 @@ class VoiceStore:
         return self._folder / (f"key-{quote(owner, safe='')}" if owner else "shared")
 
     def _check_capacity(self, owner: str) -> None:
-        if (num_own := len(_voice_files(self._folder_of(owner)))) >= self._limits.max_voices_per_key:
-            limit = self._limits.max_voices_per_key
+        if (num_own := len(_voice_files(self._folder_of(owner)))) >= self._max_voices_per_key:
+            limit = self._max_voices_per_key
             raise LimitExceeded(f"there are {num_own} voices of this key, max_voices_per_key is {limit}", "name")
         num_all = sum(len(_voice_files(folder)) for folder in self._folder.iterdir() if folder.is_dir())
-        if num_all >= self._limits.max_voices:
-            raise LimitExceeded(f"there are {num_all} voices, max_voices is {self._limits.max_voices}", "name")
+        if num_all >= self._max_voices:
+            raise LimitExceeded(f"there are {num_all} voices, max_voices is {self._max_voices}", "name")
 
     def _write(self, path: Path, data: bytes) -> None:
         half = path.with_name(path.name + TEMP_SUFFIX)

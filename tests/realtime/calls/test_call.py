@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from realtime.auth import LOCAL
-from realtime.calls.playout import CallPlayout, PlayoutSettings
+from realtime.calls.playout import CallPlayout
+from realtime.config import CallSettings
 from realtime.errors import RequestRefused
 from realtime.protocol import model
 from realtime.protocol.model import Message, TelephonyFormat
@@ -75,7 +76,7 @@ def began_line(sent_s: list[float] | None = None) -> CallPlayout:
     dialect = TwilioDialect()
     dialect.receive_message(twilio_simulator.connected())
     dialect.receive_message(twilio_simulator.start())
-    return CallPlayout(dialect, TelephonyFormat(), write, PlayoutSettings(lead_ms=100))
+    return CallPlayout(dialect, TelephonyFormat(), write, CallSettings(lead_ms=100))
 
 
 async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
-from sessions.voices.store import TEMP_SUFFIX, VoiceExists, VoiceLimits, VoiceStore
+from sessions.voices.store import TEMP_SUFFIX, VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, VoiceManifest, check_manifest
 from sessions.voices.voice_file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
 from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
@@ -111,7 +111,7 @@ def test_another_process_that_replaces_a_voice_is_noticed(store: VoiceStore, tmp
 
 
 def test_limits_are_named(tmp_path: Path) -> None:
-    store = VoiceStore(tmp_path, VoiceLimits(max_voices=3, max_voices_per_key=2))
+    store = VoiceStore(tmp_path, max_voices=3, max_voices_per_key=2)
     add(store, "a")
     add(store, "b")
     with pytest.raises(LimitExceeded, match="max_voices_per_key is 2"):
