@@ -27,8 +27,8 @@ from typing import Any
 
 import psutil
 
+from engine.process import RunDirectory
 from engine.remote_engine import EngineProcess, RemoteEngine
-from engine.run_dir import RunDirectory
 from realtime.bench.deltas import CORPUS
 from realtime.bench.plan import LoadPlan
 from realtime.bench.report import summarise

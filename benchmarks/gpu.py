@@ -48,9 +48,9 @@ from engine.api import (
     TextLayout,
 )
 from engine.config import EngineConfig
-from engine.gc_control import freeze_gc
 from engine.load import load_engine
 from engine.local_engine import create_engine
+from engine.process import freeze_gc
 from engine.runtime.engine import Engine
 
 FRAME_S = 0.08

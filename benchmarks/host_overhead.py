@@ -31,9 +31,9 @@ from benchmarks import random_model
 from benchmarks.gpu_stages import numbers
 from engine.api import SamplingParams, SpeechRequest, TextLayout
 from engine.config import EngineConfig
-from engine.gc_control import freeze_gc
 from engine.ipc import pack_events
 from engine.load import load_engine
+from engine.process import freeze_gc
 from engine.runtime.pipelined_engine import PipelinedEngine
 from tests.fakes import checkpoints
 

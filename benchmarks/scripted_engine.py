@@ -18,19 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.api import EngineInfo, EngineStats, FinishReason, RequestFinished, SpeechChunk, VoiceInfo
-from engine.commands import (
+from engine.ipc import (
+    PROGRESS,
+    READY,
     CancelRequest,
     Command,
-    Emitted,
     EndRequestInput,
+    HelloMessage,
     PushRequestText,
     ReportRequestPlayback,
-    RequestReleased,
+    StatsMessage,
     SubmitRequest,
+    decode_command,
+    encode,
+    pack_events,
 )
-from engine.ipc import PROGRESS, READY, HelloMessage, StatsMessage, decode_command, encode, pack_events
 from engine.remote_engine import read_message
 from engine.runtime.queue_limits import QueueLimits
+from engine.runtime.request import Emitted, RequestReleased
 from sessions.audio.resampler import Resampler
 
 SAMPLE_RATE = 24_000

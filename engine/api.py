@@ -29,6 +29,7 @@ from engine.errors import (
     UnknownLanguage,
     UnknownVoice,
 )
+from engine.process import trim_heap
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -60,6 +61,7 @@ __all__ = [
     "UnknownLanguage",
     "UnknownVoice",
     "VoiceInfo",
+    "trim_heap",
 ]
 
 Pcm = npt.NDArray[np.float32]

@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine.api import ClonedVoice, ReferenceAudio
 from engine.errors import EngineOverloaded
-from engine.program.capture_lock import CAPTURE_LOCK
 
 MAX_WAITING_SAMPLES = 8
 RETRY_MS = 2_000
@@ -25,14 +24,10 @@ class VoiceEncodingThread:
         """Raises ``EngineOverloaded`` when too many wait already."""
         if len(self._unfinished) >= MAX_WAITING_SAMPLES:
             raise EngineOverloaded(f"{MAX_WAITING_SAMPLES} recordings wait to be encoded", RETRY_MS)
-        future = self._executor.submit(self._encode_exclusive, sample)
+        future = self._executor.submit(self._encode, sample)
         self._unfinished.add(future)
         future.add_done_callback(self._unfinished.discard)
         return future
-
-    def _encode_exclusive(self, sample: ReferenceAudio) -> ClonedVoice:
-        with CAPTURE_LOCK:
-            return self._encode(sample)
 
     def close(self) -> None:
         """Drop what waits; returns when the recording under way is done."""

@@ -29,17 +29,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished
-from engine.commands import (
-    CancelEncodeVoice,
-    CancelRequest,
-    Command,
-    Emitted,
-    EncodeVoice,
-    PrefetchVoice,
-    RequestReleased,
-    SubmitRequest,
-    VoiceEncoded,
-)
 from engine.config import EngineConfig
 from engine.encoding import VoiceEncodingThread
 from engine.errors import EngineError, InvalidRequest
@@ -49,14 +38,22 @@ from engine.ipc import (
     PROGRESS,
     READY,
     Buffer,
+    CancelEncodeVoice,
+    CancelRequest,
+    Command,
+    EncodeVoice,
     HelloMessage,
+    PrefetchVoice,
     StatsMessage,
+    SubmitRequest,
+    VoiceEncoded,
     decode_command,
     encode,
     pack_events,
 )
 from engine.loop import EngineLoop
 from engine.runtime.queue_limits import QueueLimits
+from engine.runtime.request import Emitted, RequestReleased
 from engine.validation import check_request, check_sample
 
 if TYPE_CHECKING:

@@ -14,9 +14,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.api import EngineInfo, EngineStats, FinishReason, RequestFinished, RequestParked, SpeechChunk, SpeechEvent
-from engine.commands import Command, Emitted, RequestReleased, VoiceEncoded
+from engine.api import (
+    ClonedVoice,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    ReferenceAudio,
+    RequestFinished,
+    RequestParked,
+    SpeechChunk,
+    SpeechEvent,
+    SpeechRequest,
+)
 from engine.runtime.queue_limits import QueueLimits
+from engine.runtime.request import Emitted, RequestReleased
 
 LENGTH = struct.Struct(">I")
 # What the engine's process prints once it listens; anything else in its place is why it cannot.
@@ -24,6 +35,69 @@ READY = "ready"
 # Begins the lines before that.
 PROGRESS = "progress: "
 MAX_MESSAGE_BYTES = 64 * 2**20
+
+
+class SubmitRequest(msgspec.Struct, frozen=True, tag=True):
+    epoch: int
+    request: SpeechRequest
+
+
+class PushRequestText(msgspec.Struct, frozen=True, tag=True):
+    epoch: int
+    text: str
+
+
+class EndRequestInput(msgspec.Struct, frozen=True, tag=True):
+    epoch: int
+
+
+class ReportRequestPlayback(msgspec.Struct, frozen=True, tag=True):
+    epoch: int
+    played_samples: int
+
+
+class CancelRequest(msgspec.Struct, frozen=True, tag=True):
+    epoch: int
+
+
+class PrefetchVoice(msgspec.Struct, frozen=True, tag=True):
+    voice: str
+
+
+class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
+    """Answered by an ``VoiceEncoded`` of the same number."""
+
+    number: int
+    sample: ReferenceAudio
+
+
+class CancelEncodeVoice(msgspec.Struct, frozen=True, tag=True):
+    """Cancel the ``EncodeVoice`` of that number."""
+
+    number: int
+
+
+class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
+    """The voice, or why there is none."""
+
+    number: int
+    voice: ClonedVoice | None = None
+    code: str = ""
+    message: str = ""
+    param: str | None = None
+    retry_after_ms: int = 0
+
+
+Command = (
+    SubmitRequest
+    | PushRequestText
+    | EndRequestInput
+    | ReportRequestPlayback
+    | CancelRequest
+    | PrefetchVoice
+    | EncodeVoice
+    | CancelEncodeVoice
+)
 
 
 class HelloMessage(msgspec.Struct, frozen=True, tag=True):

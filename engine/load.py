@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.models.base import AudioSpec, ModelStages, SpeechModel
 from engine.models.registry import load_model
+from engine.program.capture import CAPTURE_LOCK
 from engine.runtime.engine import MAX_WARM_UP_S, Engine
 from engine.runtime.graph_runner import GraphRunner
 from engine.runtime.pipelined_engine import PipelinedEngine
@@ -128,9 +129,21 @@ def load_engine(
         return engine
 
     info = build_engine_info(stages.model, stages.audio, config, normalize_text=is_embedded)
-    if stages.encode_voice is not None:
-        info = msgspec.structs.replace(info, can_encode=True)
-    return LoadedCheckpoint(info, make_engine, stages.encode_voice)
+    if stages.encode_voice is None:
+        return LoadedCheckpoint(info, make_engine)
+    return LoadedCheckpoint(
+        msgspec.structs.replace(info, can_encode=True), make_engine, encode_exclusively(stages.encode_voice)
+    )
+
+
+def encode_exclusively(encode: Callable[[ReferenceAudio], ClonedVoice]) -> Callable[[ReferenceAudio], ClonedVoice]:
+    """Encode only while no graph is captured."""
+
+    def encode_voice(sample: ReferenceAudio) -> ClonedVoice:
+        with CAPTURE_LOCK:
+            return encode(sample)
+
+    return encode_voice
 
 
 def text_tokens_within(positions: int, config: EngineConfig) -> int:

@@ -22,10 +22,11 @@ from engine.api import (
     SpeechEngine,
     SpeechRequest,
 )
-from engine.commands import Command, Emitted, PrefetchVoice
 from engine.config import EngineConfig
 from engine.encoding import VoiceEncodingThread
+from engine.ipc import Command, PrefetchVoice
 from engine.runtime.queue_limits import QueueLimits
+from engine.runtime.request import Emitted
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
 

@@ -9,19 +9,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from engine.allocator import trim_heap
 from engine.api import EngineStats, SpeechRequest
-from engine.commands import (
+from engine.ipc import (
     CancelRequest,
     Command,
-    Emitted,
     EndRequestInput,
     PrefetchVoice,
     PushRequestText,
     ReportRequestPlayback,
     SubmitRequest,
 )
-from engine.gc_control import collect_young, unfreeze_gc
+from engine.process import collect_young, trim_heap, unfreeze_gc
+from engine.runtime.request import Emitted
 
 if TYPE_CHECKING:
     from engine.runtime.engine import Engine

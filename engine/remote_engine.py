@@ -29,21 +29,25 @@ from engine.api import (
     ReferenceAudio,
     SpeechRequest,
 )
-from engine.commands import CancelEncodeVoice, Command, EncodeVoice, PrefetchVoice, VoiceEncoded
 from engine.config import EngineConfig
 from engine.ipc import (
     LENGTH,
     PROGRESS,
     READY,
+    CancelEncodeVoice,
+    Command,
+    EncodeVoice,
     EventsMessage,
     HelloMessage,
     Message,
+    PrefetchVoice,
     StatsMessage,
+    VoiceEncoded,
     decode_message,
     encode,
     unpack_events,
 )
-from engine.run_dir import RunDirectory
+from engine.process import RunDirectory
 from engine.streams import EngineStream, StreamTable
 from engine.validation import check_request, check_sample
 

@@ -19,17 +19,16 @@ from engine.api import (
     SpeechEvent,
     SpeechRequest,
 )
-from engine.commands import (
+from engine.ipc import (
     CancelRequest,
     Command,
-    Emitted,
     EndRequestInput,
     PushRequestText,
     ReportRequestPlayback,
-    RequestReleased,
     SubmitRequest,
 )
 from engine.runtime.queue_limits import QueueLimits, RequestCounts
+from engine.runtime.request import Emitted, RequestReleased
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

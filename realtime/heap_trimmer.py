@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.allocator import trim_heap
+from engine.api import trim_heap
 
 TRIM_AFTER_S = 2.0
 # A connection's objects are freed a little after it has left.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.layers.transformer import attention
 from engine.models.base import KVShape
-from engine.program.transfer import to_device
+from engine.program.buffers import to_device
 
 PAGE_BYTES = 4096
 

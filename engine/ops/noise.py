@@ -18,11 +18,14 @@ from torch import Tensor
 
 Words = npt.NDArray[np.uint64]
 
-_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
-_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
-_LOW = np.uint64(0xFFFFFFFF)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+LOW = 0xFFFFFFFF
+_MULTIPLIERS = np.array(MULTIPLIERS, dtype=np.uint64)
+_WEYL = np.array(WEYL, dtype=np.uint64)
+_LOW = np.uint64(LOW)
 _HALF = np.uint64(32)
-_ROUNDS = 10
+ROUNDS = 10
 
 
 class SampleKey(NamedTuple):
@@ -62,7 +65,7 @@ def expand_keys(seeds: Words) -> list[Words]:
     """64-bit seeds [...] -> the keys of the ten rounds, each [2, ...]."""
     key = np.stack((seeds & _LOW, seeds >> _HALF))
     step = _WEYL.reshape(2, *(1,) * seeds.ndim)
-    return [(key + np.uint64(i) * step) & _LOW for i in range(_ROUNDS)]
+    return [(key + np.uint64(i) * step) & _LOW for i in range(ROUNDS)]
 
 
 @lru_cache(maxsize=1024)
@@ -93,3 +96,23 @@ class GeneratorNoise:
 
     def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
         return torch.empty(ids.shape, device=ids.device).exponential_(1, generator=self.generator)
+
+
+def _high_bits(product: Tensor) -> Tensor:
+    """Bits 32 to 63 of a product that wrapped around in int64."""
+    return (product >> 32) & LOW
+
+
+def philox_exponential(seed: Tensor, place: Tensor, frame: Tensor, ids: Tensor) -> Tensor:
+    """seed, place, frame [N] int64, ids [N, n] int64 -> variates [N, n] in fp32.
+
+    The variates of ``PhiloxNoise`` in torch operators, for graphs.
+    """
+    zeros = torch.zeros_like(ids)
+    c0, c1, c2, c3 = ids, zeros + (place & LOW)[:, None], zeros + frame[:, None], zeros + (place >> 32)[:, None]
+    k0, k1 = (seed & LOW)[:, None], ((seed >> 32) & LOW)[:, None]
+    for _ in range(ROUNDS):
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = _high_bits(p1) ^ c1 ^ k0, p1 & LOW, _high_bits(p0) ^ c3 ^ k1, p0 & LOW
+        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
+    return -torch.log(c0.double() * 2.0**-32 + 2.0**-33).float()

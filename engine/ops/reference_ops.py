@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.ops.noise import philox_exponential
 from engine.ops.params import (
     ConvParams,
     PaddedBufferPlan,
@@ -18,7 +19,6 @@ from engine.ops.params import (
     SamplingTensors,
     SnakeParams,
 )
-from engine.ops.philox_graph import exponential
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class ReferenceOps:
 
     def exponential(self, seed: Tensor, place: Tensor, frame: Tensor, ids: Tensor) -> Tensor:
         """seed, place, frame [N], ids [N, n] -> variates [N, n] in fp32."""
-        return exponential(seed, place, frame, ids)
+        return philox_exponential(seed, place, frame, ids)
 
     def sample(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
         """logits [N, V], bans already -inf -> ids [N]: temperature, top-k, top-p, then argmax(p / q).
@@ -195,7 +195,7 @@ class ReferenceOps:
         beyond = (mass.cumsum(-1) - mass >= settings.top_p[:, None]) & (settings.top_p < 1.0)[:, None]
         scaled = scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
         ids = torch.arange(width, device=logits.device).expand_as(logits)
-        noise = exponential(settings.seed, settings.place | codebook, settings.frame, ids)
+        noise = philox_exponential(settings.seed, settings.place | codebook, settings.frame, ids)
         return torch.where(greedy, logits.argmax(-1), (scaled.softmax(-1) / noise).argmax(-1))
 
     def sample_next(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -83,3 +84,9 @@ class DeviceEvent:
         """Let the current stream wait for it, and the host not."""
         if self._event is not None:
             self._event.wait()
+
+
+def to_device(values: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A list or array as a tensor; on CUDA in the current stream's order, through pinned memory."""
+    host = torch.tensor(np.asarray(values), dtype=dtype)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
-from engine.program.capture_lock import CAPTURE_LOCK
-
+# Held while a graph is captured and while a recording of a voice is encoded: what one thread asks of the device's
+# memory while another captures can break the capture.
+CAPTURE_LOCK = threading.Lock()
 # Rows of a step are padded to the next of these; larger ones are an eighth apart.
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536)
 

@@ -15,7 +15,6 @@ from itertools import accumulate
 import torch
 
 from engine.api import EngineStats, FinishReason, SpeechChunk, SpeechRequest
-from engine.commands import RequestReleased
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.memory.block_pool import BlockPool
@@ -31,13 +30,11 @@ from engine.models.base import (
     SpeechModel,
     StopOutcome,
 )
-from engine.runtime.batch import ScheduledWork, StepBatch
 from engine.runtime.call_planner import CALL_FRAMES, CALL_ROWS
 from engine.runtime.fairness import DEADLINE_S
-from engine.runtime.model_runner import ModelRunner, Result
-from engine.runtime.request import Request, RequestPhase
+from engine.runtime.model_runner import ModelRunner, Result, StepTimings
+from engine.runtime.request import Request, RequestPhase, RequestReleased, ScheduledWork, StepBatch
 from engine.runtime.request_manager import RequestManager
-from engine.runtime.stats import StepTimings
 
 STALL_RETRY_S = 0.01
 MIN_ROUND_FRAMES = 16

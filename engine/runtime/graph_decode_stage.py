@@ -17,11 +17,19 @@ from torch import Tensor
 
 from engine.memory.block_pool import BlockPool
 from engine.models.base import DecodedAudio, VoiceReference
+from engine.program.buffers import to_device
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to
 from engine.program.decode_executor import DecodeExecutor, PendingWork
-from engine.program.transfer import to_device
-from engine.runtime.call_planner import CALL_FRAMES, GATHER_FRAMES, NO_PREFERENCE
-from engine.runtime.round_planner import Numbers, Seconds, limit_round, plan_round, split_into_calls
+from engine.runtime.call_planner import (
+    CALL_FRAMES,
+    GATHER_FRAMES,
+    NO_PREFERENCE,
+    Numbers,
+    Seconds,
+    limit_round,
+    plan_round,
+    split_arrays_into_calls,
+)
 
 NOT_FINITE = "the decoder's output is not finite"
 # Sets of host buffers for calls in flight: two rounds of a crowd. To make one more stops the device.
@@ -203,7 +211,7 @@ class GraphDecodeStage:
         slots, counts = limit_round(slots, counts, np.where(can_be_put_off, slack_s[slots], 0.0), most)
         self.has_deferred = len(slots) < num_due
         self.lane.wait_for_codes()
-        for own, count in split_into_calls(slots, counts, slack_s, self.program.rows_of):
+        for own, count in split_arrays_into_calls(slots, counts, slack_s, self.program.rows_of):
             self._launch_call(own, count, float(slack_s[own].min()))
         return len(self.calls)
 

@@ -17,10 +17,8 @@ from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import Outcome, SequenceState, SpeechModel
 from engine.program.buffers import DeviceEvent, StaticBuffers
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to
-from engine.runtime.batch import ScheduledWork, StepBatch
-from engine.runtime.model_runner import ModelRunner, Result, run_isolated
-from engine.runtime.request import Request, RequestPhase
-from engine.runtime.stats import StepTimings
+from engine.runtime.model_runner import ModelRunner, Result, StepTimings, run_isolated
+from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
 
 
 class FrameProgramProtocol(Protocol):

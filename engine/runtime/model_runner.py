@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +14,7 @@ from engine.config import EngineConfig
 from engine.memory.kv_cache import PagedContext, PagedKV
 from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import FailedOutcome, Outcome, SpeechModel
-from engine.runtime.batch import ScheduledWork, StepBatch
-from engine.runtime.request import Request
-from engine.runtime.stats import StepTimings
+from engine.runtime.request import Request, ScheduledWork, StepBatch
 
 Result = tuple[Request, Outcome]
 Item = TypeVar("Item")
@@ -99,3 +98,29 @@ def run_isolated(
         work: ScheduledWork = first[0] if isinstance(first, tuple) else first
         failed.append((work.request, FailedOutcome(f"{type(error).__name__}: {error}")))
         return []
+
+
+@dataclass(slots=True)
+class StepTimings:
+    """Seconds, added up over steps; ``host_s`` is what the others leave of the whole."""
+
+    talker_s: float = 0.0
+    # Code-0 draw, predictor passes and their draws.
+    predictor_s: float = 0.0
+    decode_s: float = 0.0
+    # Preparing and queueing a step of the graphs.
+    launch_s: float = 0.0
+    # Waiting for the device to finish one.
+    wait_s: float = 0.0
+    total_s: float = 0.0
+    num_steps: int = 0
+    num_rows: int = 0
+    last_s: float = 0.0
+
+    @property
+    def host_s(self) -> float:
+        return self.total_s - self.talker_s - self.predictor_s - self.decode_s - self.launch_s - self.wait_s
+
+    def reset(self) -> None:
+        for item in fields(self):
+            setattr(self, item.name, item.default)

@@ -18,17 +18,16 @@ import torch
 
 from engine.api import SpeechRequest
 from engine.config import EngineConfig
-from engine.gc_control import freeze_gc
 from engine.models.base import DecodedAudio, FrameOutcome, SpeechModel
 from engine.ops.parallel_compile import compile_only
+from engine.process import freeze_gc
 from engine.program.capture import GraphSet
-from engine.runtime.batch import StepBatch
 from engine.runtime.call_planner import CALL_FRAMES
 from engine.runtime.engine import MIN_BURST_SLACK_S, STALL_RETRY_S, Engine
 from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.graph_runner import GraphRunner
 from engine.runtime.model_runner import Result
-from engine.runtime.request import Request, RequestPhase
+from engine.runtime.request import Request, RequestPhase, StepBatch
 from engine.runtime.stages import GraphStageFactories
 from engine.runtime.step_model import StepTimeTable
 

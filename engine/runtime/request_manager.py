@@ -12,15 +12,21 @@ from dataclasses import replace
 import numpy as np
 
 from engine.api import FinishReason, InvalidRequest, RequestFinished, RequestParked, SpeechChunk, SpeechRequest
-from engine.commands import Emitted, RequestReleased
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
 from engine.memory.block_pool import BlockPool
 from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import DecodeStage, SequenceState, SpeechModel
-from engine.runtime.guards import LoopGuard, SilenceGuard
 from engine.runtime.queue_limits import QueueLimits, RequestCounts
-from engine.runtime.request import PlaybackClock, Request, RequestPhase
+from engine.runtime.request import (
+    Emitted,
+    LoopGuard,
+    PlaybackClock,
+    Request,
+    RequestPhase,
+    RequestReleased,
+    SilenceGuard,
+)
 from engine.runtime.scheduler import Scheduler
 from engine.runtime.step_model import StepModel
 from engine.validation import check_chunk_frames, check_sampling

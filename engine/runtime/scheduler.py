@@ -14,10 +14,9 @@ from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool
 from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import AwaitText, DecodeStage, SpeechModel
-from engine.runtime.batch import ScheduledWork, StepBatch
 from engine.runtime.fairness import DEADLINE_S, FairShares, StepBudget
 from engine.runtime.queue_limits import burst_share
-from engine.runtime.request import Request, RequestPhase, ShareKey
+from engine.runtime.request import Request, RequestPhase, ScheduledWork, ShareKey, StepBatch
 from engine.runtime.step_model import StepModel
 from engine.runtime.waiting import WaitingQueue
 

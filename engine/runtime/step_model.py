@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import accumulate
 
-from engine.runtime.batch import StepBatch
+from engine.runtime.request import StepBatch
 
 SLOPE_DECAY = 0.999
 # Weight of the past at each step: the last few hundred count.

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.api import FinishReason, Pcm, RequestFinished, RequestParked, SpeechChunk, SpeechEvent, SpeechRequest
-from engine.commands import RequestReleased
-from engine.runtime.batch import StepBatch
 from engine.runtime.engine import Engine
-from engine.runtime.request import Request, RequestPhase
+from engine.runtime.request import Request, RequestPhase, RequestReleased, StepBatch
 
 MAX_STEPS = 20_000
 

@@ -9,7 +9,8 @@ import pytest
 
 from engine.api import ClonedVoice, EngineOverloaded, ReferenceAudio
 from engine.encoding import MAX_WAITING_SAMPLES, VoiceEncodingThread
-from engine.program.capture_lock import CAPTURE_LOCK
+from engine.load import encode_exclusively
+from engine.program.capture import CAPTURE_LOCK
 
 SAMPLE = ReferenceAudio(pcm=b"")
 
@@ -64,7 +65,7 @@ def test_nothing_is_encoded_while_a_graph_is_recorded() -> None:
         has_begun.set()
         return ClonedVoice(embedding=sample.pcm)
 
-    thread = VoiceEncodingThread(encode)
+    thread = VoiceEncodingThread(encode_exclusively(encode))
     with CAPTURE_LOCK:
         future = thread.submit(SAMPLE)
         assert not has_begun.wait(0.1)

@@ -14,16 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, EngineInfo, FinishReason, InvalidRequest, ReferenceAudio, SpeechRequest
-from engine.commands import (
-    CancelEncodeVoice,
-    CancelRequest,
-    Command,
-    EncodeVoice,
-    EndRequestInput,
-    PushRequestText,
-    RequestReleased,
-    SubmitRequest,
-)
 from engine.config import EngineConfig
 from engine.host import (
     EPOCH_BITS,
@@ -35,8 +25,24 @@ from engine.host import (
     encoding_error,
     read_messages,
 )
-from engine.ipc import LENGTH, MAX_MESSAGE_BYTES, EventsMessage, decode_message, encode, frame_message, unpack_events
-from engine.runtime.stats import StepTimings
+from engine.ipc import (
+    LENGTH,
+    MAX_MESSAGE_BYTES,
+    CancelEncodeVoice,
+    CancelRequest,
+    Command,
+    EncodeVoice,
+    EndRequestInput,
+    EventsMessage,
+    PushRequestText,
+    SubmitRequest,
+    decode_message,
+    encode,
+    frame_message,
+    unpack_events,
+)
+from engine.runtime.model_runner import StepTimings
+from engine.runtime.request import RequestReleased
 
 INFO = EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False, can_encode=True)
 SECOND = np.full(24_000, 0.1, np.float32).tobytes()

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import FinishReason, RequestFinished, RequestParked, SpeechChunk
-from engine.commands import Emitted, RequestReleased
 from engine.host import MAX_PIECES, send_all
-from engine.ipc import LENGTH, EventsMessage, decode_message, pack_events, unpack_events
+from engine.ipc import (
+    LENGTH,
+    EventsMessage,
+    decode_message,
+    pack_events,
+    unpack_events,
+)
+from engine.runtime.request import Emitted, RequestReleased
 
 chunks = st.builds(
     lambda start, size: SpeechChunk("c", start, np.arange(size, dtype=np.float32) + start, size // 3, size == 0),

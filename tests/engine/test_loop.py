@@ -9,10 +9,11 @@ import pytest
 
 from engine import loop as loop_module
 from engine.api import FinishReason, RequestFinished, SpeechRequest
-from engine.commands import CancelRequest, Emitted, PushRequestText, RequestReleased, SubmitRequest
 from engine.config import EngineConfig
+from engine.ipc import CancelRequest, PushRequestText, SubmitRequest
 from engine.loop import EngineLoop
 from engine.runtime.engine import Engine
+from engine.runtime.request import Emitted, RequestReleased
 from tests.engine.runtime.test_engine import LIMITS
 from tests.fakes.checksum_model import ChecksumFamily
 

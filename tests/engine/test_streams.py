@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.api import EngineOverloaded, SpeechRequest
-from engine.commands import Command, SubmitRequest
+from engine.ipc import Command, SubmitRequest
 from engine.runtime.queue_limits import QueueLimits
 from engine.streams import StreamTable, replace_surrogates
 

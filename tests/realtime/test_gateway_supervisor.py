@@ -21,7 +21,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
-from engine.run_dir import RunDirectory
+from engine.process import RunDirectory
 from realtime import gateway_supervisor
 from realtime.client import NativeClient, open_session
 from realtime.config import ServerConfig, load_config

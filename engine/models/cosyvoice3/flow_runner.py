@@ -20,8 +20,8 @@ from engine.models.cosyvoice3.flow_blocks import (
 from engine.models.cosyvoice3.flow_ops import FlowOps
 from engine.models.cosyvoice3.flow_page_store import FlowPageStore
 from engine.models.cosyvoice3.flow_program import FlowProgram
+from engine.program.buffers import to_device
 from engine.program.capture import GraphSet
-from engine.program.transfer import to_device
 
 CELL_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, WITHHELD_FRAMES, Hift, HiftState
-from engine.program.transfer import to_device
+from engine.program.buffers import to_device
 
 MAX_CALL_FRAMES = 100
 # Rows times frames of one call: half a gigabyte of activations at the released size.

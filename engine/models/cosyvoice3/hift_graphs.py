@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, Hift
 from engine.models.cosyvoice3.hift_batch import MAX_CALL_CELLS, HiftBatch, run_rows
+from engine.program.buffers import to_device
 from engine.program.capture import GraphSet
-from engine.program.transfer import to_device
 
 DUMMY_SLOT = 0
 ROWS = (1, 2, 4, 8, 16, 32, 64)

@@ -9,6 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
+from engine.layers.cpu import pack_linears
 from engine.models.base import ModelStages
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
@@ -20,7 +21,6 @@ from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.spk2info import read_saved_voices
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.models.cosyvoice3.voice_encoder import MISSING_ENCODER_NOTE, CosyVoiceEncoder, missing_encoders
-from engine.ops.packed_linear import pack_linears
 
 log = logging.getLogger(__name__)
 

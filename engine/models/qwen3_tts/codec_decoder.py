@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.layers.cpu import can_pack_convolutions
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, StatefulLayer, assign_state
 from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodecDecoderConfig
 from engine.models.qwen3_tts.cpu_decoder import CpuCodecDecoder
-from engine.ops.channels_last import can_pack_convolutions
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.layers.cpu import ChannelsLastSnake, PackedConvolution, PackedUpsampling
 from engine.layers.streaming import Snake
-from engine.ops.channels_last import ChannelsLastSnake, PackedConvolution, PackedUpsampling
 
 if TYPE_CHECKING:
     from engine.models.qwen3_tts.codec_decoder import (

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
+from engine.layers.cpu import pack_linears
 from engine.layers.streaming import enable_matmul_conv
 from engine.models.base import DecodeStage, ModelStages
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.load_weights import load_codec, load_encoders
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.pipelined import make_graphs
-from engine.ops.packed_linear import pack_linears
 from engine.runtime.stages import GraphStageFactories
 from engine.runtime.streaming_stage import StreamingDecodeStage
 from engine.runtime.windowed_stage import WindowedDecodeStage

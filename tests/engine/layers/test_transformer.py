@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.layers.cpu import pack_linears
 from engine.layers.transformer import (
     CausalContext,
     RMSNorm,
@@ -16,7 +17,6 @@ from engine.layers.transformer import (
     apply_rope,
     attention,
 )
-from engine.ops.packed_linear import pack_linears
 
 CONFIG = TransformerConfig(
     hidden_size=24,

@@ -17,9 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
-from engine.runtime.batch import StepBatch
 from engine.runtime.engine import Engine
-from engine.runtime.request import Request, RequestPhase
+from engine.runtime.request import Request, RequestPhase, StepBatch
 from tests.engine.engine_harness import EngineHarness, RecordedRequest
 from tests.fakes.checksum_model import ChecksumFamily, reference_codes
 from tests.fakes.cosyvoice_checksum import CosyVoiceChecksumFamily

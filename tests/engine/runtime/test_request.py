@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runtime.request import PlaybackClock
+from engine.runtime import request
+from engine.runtime.request import LoopGuard, PlaybackClock, SilenceGuard
 
 RATE = 1000
 moves = st.lists(
@@ -70,3 +72,94 @@ def test_the_clock_is_the_bucket_that_a_listener_empties_in_real_time(moves: lis
             level = max(level - amount, 0)
         assert clock.lead_s(now_s) == pytest.approx(level / RATE, abs=1e-6)
         assert clock.num_emitted == sent
+
+
+# -- loops -------------------------------------------------------------------------------------------------------
+
+
+def trips_at(guard: LoopGuard, codes: list[int]) -> int | None:
+    return next((index for index, code in enumerate(codes) if guard.push(code)), None)
+
+
+def slow_trips_at(codes: list[int], limit: int, max_period: int) -> int | None:
+    """The first frame that ends ``limit`` frames of one pattern, looked for in the whole history."""
+    for end in range(limit, len(codes) + 1):
+        tail = codes[end - limit : end]
+        if any(tail[period:] == tail[:-period] for period in range(1, min(max_period, limit - 1) + 1)):
+            return end - 1
+    return None
+
+
+def test_one_code_again_and_again_is_a_loop() -> None:
+    assert trips_at(LoopGuard(50, 8), [7] * 60) == 49
+
+
+def test_a_pattern_as_long_as_the_longest_period_is_a_loop_and_a_longer_one_is_not() -> None:
+    assert trips_at(LoopGuard(50, 8), list(range(8)) * 10) == 49
+    assert trips_at(LoopGuard(50, 8), list(range(9)) * 20) is None
+
+
+def test_speech_before_a_loop_does_not_hide_it() -> None:
+    assert trips_at(LoopGuard(10, 3), [1, 2, 3, 4, 5, 9, 8, 9, 8, 9, 8, 9, 8, 9, 8]) == 14
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=40).map(lambda head: head + [1, 2] * 8),
+    st.integers(2, 12),
+    st.integers(1, 4),
+)
+def test_the_guard_sees_what_a_look_at_the_whole_history_sees(codes: list[int], limit: int, max_period: int) -> None:
+    max_period = min(max_period, limit - 1)
+    assert trips_at(LoopGuard(limit, max_period), codes) == slow_trips_at(codes, limit, max_period)
+
+
+# -- silence -----------------------------------------------------------------------------------------------------
+
+
+def silence_after(level: float, num_samples: int) -> np.ndarray:
+    return np.concatenate([np.full(10, 0.5), np.full(num_samples, level)]).astype(np.float32)
+
+
+def test_silence_longer_than_the_limit_trips_and_speech_starts_it_anew() -> None:
+    guard = SilenceGuard(limit_samples=100, level_dbfs=-60)
+    assert not guard.push(silence_after(0.0, 99), armed=True)
+    assert not guard.push(silence_after(0.0, 99), armed=True)
+    assert guard.push(np.zeros(1, np.float32), armed=True)
+
+
+def test_the_level_is_the_border() -> None:
+    assert SilenceGuard(50, -60).push(silence_after(0.0009, 50), armed=True)
+    assert not SilenceGuard(50, -60).push(silence_after(0.0011, 50), armed=True)
+
+
+def test_silence_counts_only_once_the_text_is_spent() -> None:
+    guard = SilenceGuard(100, -60)
+    assert not guard.push(np.zeros(500, np.float32), armed=False)
+    assert not guard.push(np.zeros(99, np.float32), armed=True)
+    assert guard.push(np.zeros(1, np.float32), armed=True)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.0, 0.0, 0.3]), min_size=1, max_size=60), st.lists(st.integers(1, 20), max_size=9)
+)
+def test_however_the_signal_is_cut_silence_to_the_end_trips_and_nothing_trips_early(
+    signal: list[float], cuts: list[int]
+) -> None:
+    limit, pcm = 5, np.array(signal, np.float32)
+    quiet_after = [len(signal[:end]) - 1 - max([-1, *np.flatnonzero(pcm[:end])]) for end in range(1, len(signal) + 1)]
+    guard, end, tripped = SilenceGuard(limit, -60), 0, False
+    for piece in [p for p in np.split(pcm, np.cumsum(cuts)) if p.size]:
+        end += piece.size
+        tripped = guard.push(piece, armed=True)
+        assert tripped == (quiet_after[end - 1] >= limit)
+    assert tripped == (quiet_after[-1] >= limit)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.3]), max_size=300), st.integers(1, 40))
+def test_looking_from_the_end_finds_what_looking_at_all_finds(signal: list[float], first_look: int) -> None:
+    pcm = np.array(signal, np.float32)
+    loud = np.flatnonzero(pcm)
+    wanted = len(pcm) - 1 - int(loud[-1]) if loud.size else len(pcm)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request, "PROBE_SAMPLES", first_look)
+        assert SilenceGuard(100, -60)._quiet_end(pcm) == wanted

@@ -16,7 +16,7 @@ from engine.models.base import DecodedAudio, Pcm, VoiceReference
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load_weights import load_codec
-from engine.runtime import primer
+from engine.runtime import streaming_stage
 from engine.runtime.streaming_stage import StreamingDecodeStage
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
@@ -154,7 +154,7 @@ def test_streams_that_come_and_go_sound_as_decoded_in_one_piece(
 ) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    monkeypatch.setattr(primer, "SLICE_FRAMES", 4)
+    monkeypatch.setattr(streaming_stage, "SLICE_FRAMES", 4)
     folder = write_checkpoint(tmp_path_factory.mktemp("codec"))
     ExactDecodeLaws.codec = load_codec(folder, read_config(folder), torch.float32, torch.device("cpu"))
     run_state_machine_as_test(ExactDecodeLaws, settings=settings(max_examples=40, stateful_step_count=25))

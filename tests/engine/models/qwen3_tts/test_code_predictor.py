@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.layers.cpu import pack_linears
 from engine.models.qwen3_tts.talker import Talker
-from engine.ops.packed_linear import pack_linears
 
 TOLERANCE = 1e-4
 ROWS = 5

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.layers.cpu import pack_linears
 from engine.layers.streaming import enable_matmul_conv
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
-from engine.ops.packed_linear import pack_linears
 from tests.engine.splits import cuts_of
 from tests.fakes.checkpoints import TINY
 

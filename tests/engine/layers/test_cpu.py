@@ -6,16 +6,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, assign_state
-from engine.ops.channels_last import (
+from engine.layers.cpu import (
+    ROW_COUNTS,
     ChannelsLastSnake,
     PackedConvolution,
+    PackedLinear,
     PackedUpsampling,
+    can_pack,
     can_pack_convolutions,
     layout_of,
+    padded_rows,
 )
+from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, assign_state
 from tests.engine.layers.test_streaming import CHANNELS, LAYERS, LENGTH, TOLERANCE, made, signal
 from tests.engine.splits import cuts_of
 
@@ -41,7 +45,7 @@ def test_any_cut_gives_what_the_plain_layer_gives_at_once(name: str, pieces: lis
 
 @pytest.mark.parametrize("one_layout", [True, False])
 def test_weights_give_the_same_in_any_layout(monkeypatch: pytest.MonkeyPatch, one_layout: bool) -> None:
-    monkeypatch.setattr("engine.ops.channels_last.ONE_LAYOUT", one_layout)
+    monkeypatch.setattr("engine.layers.cpu.ONE_LAYOUT", one_layout)
     layer = made("k7 dilated")
     assert isinstance(layer, CausalConv1d)
     fast = PackedConvolution(layer)
@@ -54,7 +58,7 @@ def test_weights_give_the_same_in_any_layout(monkeypatch: pytest.MonkeyPatch, on
 
 def test_weights_of_one_layout_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the released codec 17 shapes of calls would hold 2.4 GB for 0.5."""
-    monkeypatch.setattr("engine.ops.channels_last.ONE_LAYOUT", False)
+    monkeypatch.setattr("engine.layers.cpu.ONE_LAYOUT", False)
     torch.manual_seed(1)
     fast = PackedConvolution(CausalConv1d(96, 96, 1).requires_grad_(False))
     weights = [fast.weight_for(1, length) for length in range(1, 40)]
@@ -83,3 +87,21 @@ def test_snakes_bend_alike_in_any_width(channels: int, length: int) -> None:
     kept = x.clone()
     torch.testing.assert_close(ChannelsLastSnake(snake)(last(x)), last(snake(x)), atol=1e-5, rtol=1e-5)
     assert torch.equal(x, kept)
+
+
+@given(st.integers(1, 300))
+def test_rows_are_padded_to_one_of_few_counts(rows: int) -> None:
+    padded = padded_rows(rows)
+    assert padded >= rows
+    assert padded in ROW_COUNTS or padded % ROW_COUNTS[-1] == 0
+    assert padded_rows(padded) == padded
+
+
+@pytest.mark.skipif(not can_pack(), reason="this torch cannot pack products")
+@pytest.mark.parametrize("shape", [(1,), (5,), (70,), (2, 1), (1, 9), (3, 4)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_packed_product_is_the_plain_one_for_any_rows(shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(24, 40, bias=bias).requires_grad_(False)
+    x = torch.randn(*shape, 24)
+    torch.testing.assert_close(PackedLinear(plain)(x), plain(x), atol=1e-5, rtol=1e-5)
