@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -87,38 +87,34 @@ class AudioTrack:
         """The first chunk of all in two: as much of it as one packet takes, and the remainder, maybe empty."""
         return split_chunk(chunk, self._first_samples)
 
-    async def push(self, chunk: SpeechChunk) -> AsyncIterator[AudioOutput]:
+    async def push(self, chunk: SpeechChunk) -> list[AudioOutput]:
         """Encode a chunk. A pending flush is completed as soon as the chunk has pushed out the sound before it."""
-        if self._pending_flush is not None:
-            head, chunk = split_chunk(chunk, self._num_held_samples)
-            yield await self._push_speech(head)
-            if not self._num_held_samples:
-                async for output in self.complete_flush():
-                    yield output
-        yield await self._push_speech(chunk)
+        if self._pending_flush is None:
+            return [await self._push_speech(chunk)]
+        head, chunk = split_chunk(chunk, self._num_held_samples)
+        outputs: list[AudioOutput] = [await self._push_speech(head)]
+        if not self._num_held_samples:
+            outputs += await self.complete_flush()
+        return [*outputs, await self._push_speech(chunk)]
 
-    async def end_segment(self) -> AsyncIterator[AudioOutput]:
+    async def end_segment(self) -> list[AudioOutput]:
         assert self._crossfader is not None, "an end before begin_segment"
-        yield await self._process(self._crossfader.finish())
-        async for output in self.complete_flush():
-            yield output
+        return [await self._process(self._crossfader.finish()), *await self.complete_flush()]
 
-    async def flush(self, item: FlushItem, is_segment_next: bool) -> AsyncIterator[AudioOutput]:
+    async def flush(self, item: FlushItem, is_segment_next: bool) -> list[AudioOutput]:
         """Insert a pause, once. The flush is completed with the sound of the next segment, or by silence if none
         follows."""
-        yield await self._insert_pause()
+        outputs: list[AudioOutput] = [await self._insert_pause()]
         self._pending_flush = item
         if not (self._num_held_samples and is_segment_next):
-            async for output in self.complete_flush():
-                yield output
+            outputs += await self.complete_flush()
+        return outputs
 
-    async def complete_flush(self) -> AsyncIterator[AudioOutput]:
+    async def complete_flush(self) -> list[AudioOutput]:
         """Emit the pending flush; silence pushes out what the encoder still holds of the sound before it."""
-        if self._num_held_samples:
-            yield await self._drain()
+        outputs: list[AudioOutput] = [await self._drain()] if self._num_held_samples else []
         item, self._pending_flush = self._pending_flush, None
-        if item is not None:
-            yield item
+        return outputs if item is None else [*outputs, item]
 
     async def finish(self) -> Sequence[AudioPacket]:
         packets = [*await self._encode(self._joiner.finish())]

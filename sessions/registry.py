@@ -133,8 +133,7 @@ class SessionRegistry:
         with contextlib.suppress(OpusUnavailable):
             audio = AudioTrack(AudioFormat(), WARM_UP_RATE, self._encoders)
             await audio.begin_segment()
-            async for _ in audio.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32))):
-                pass
+            await audio.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32)))
             await audio.finish()
 
     async def run(self) -> None:

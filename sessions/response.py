@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
@@ -22,6 +22,7 @@ from engine.api import (
     RequestParked,
     RequestTooLong,
     SpeechChunk,
+    SpeechError,
     SpeechEvent,
     SpeechStream,
 )
@@ -32,7 +33,7 @@ from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, Underrun
 from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
-from sessions.errors import EngineFailed, LimitExceeded, SessionError, TextInputClosed, error_info
+from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed, error_info
 from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
 from sessions.packetizer import AudioPacket
@@ -312,11 +313,13 @@ class Response:
                 await self._begin_segment(item, audio)
             elif item is not None and (event := _next_event(item)) is not None:
                 await self._apply_event(item, event, audio)
-            elif is_due(self._drain_at_s, now_s()):
+            elif self._is_due(self._drain_at_s):
                 await self._drain_flush(item, audio)
             else:
                 self._text_was_short |= item is None and self._text.is_starving(())
                 await self._alarm.wait(until_s=self._wake_s)
+                if not self._is_due(self._next_check_s):
+                    continue
             self._begin_due()
 
     @property
@@ -324,9 +327,13 @@ class Response:
         """When time alone may change something; infinite if it cannot."""
         return min(self._next_check_s, self._drain_at_s)
 
+    @staticmethod
+    def _is_due(moment_s: float) -> bool:
+        return moment_s != math.inf and is_due(moment_s, now_s())
+
     async def _apply_flush(self, item: FlushItem, audio: AudioTrack) -> None:
         is_segment_next = len(self._begun) > 1 and isinstance(self._begun[1], TextSegment)
-        await self._put_all(audio.flush(item, is_segment_next), audio)
+        self._put_all(await audio.flush(item, is_segment_next), audio)
         self._begun.popleft()
         await asyncio.sleep(0)
 
@@ -341,7 +348,7 @@ class Response:
     async def _drain_flush(self, segment: TextSegment | None, audio: AudioTrack) -> None:
         """Complete a flush with silence: the next segment's first sound is late."""
         self._drain_at_s = math.inf
-        await self._put_all(audio.complete_flush(), audio)
+        self._put_all(await audio.complete_flush(), audio)
         if segment is not None:
             segment.spoken.start_sample = audio.num_engine_samples
 
@@ -362,11 +369,11 @@ class Response:
         segment.has_audio = True
         if not self._totals.num_samples and self._services.limits.first_packet_apart:
             first, chunk = audio.split_first_packet(chunk)
-            await self._put_all(audio.push(first), audio)
+            self._put_all(await audio.push(first), audio)
             await asyncio.sleep(0)  # now it leaves
         elif self._services.limits.chunks_in_turn:
             await self._services.loop_throttle.wait_turn()
-        await self._put_all(audio.push(chunk), audio)
+        self._put_all(await audio.push(chunk), audio)
         self._put_words()
         self._report_playback_to_engine()
 
@@ -375,14 +382,14 @@ class Response:
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             message = end.message or f"the engine ended with {end.reason}"
             raise EngineFailed(end.code or EngineError.code, message, end.retry_after_ms)
-        await self._put_all(audio.end_segment(), audio)
+        self._put_all(await audio.end_segment(), audio)
         segment.spoken.finish()
         self._put_words()
         self._begun.popleft()
         self._text.end_segment(segment)
 
-    async def _put_all(self, outputs: AsyncIterator[AudioOutput], audio: AudioTrack) -> None:
-        async for output in outputs:
+    def _put_all(self, outputs: Iterable[AudioOutput], audio: AudioTrack) -> None:
+        for output in outputs:
             if not isinstance(output, FlushItem):
                 self._put(output, audio)
             elif self.state is State.SPEAKING:
@@ -560,7 +567,7 @@ class Response:
         return StallSource.LISTENER if self._ring.left_ms(now) > 0 else StallSource.ENGINE
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, (EngineError, SessionError)):
+        if not isinstance(error, SpeechError):
             logger.error("internal error in response", exc_info=error, extra={"request_id": self._request_prefix})
         self._stop(ResponseStatus.FAILED, error)
 

@@ -34,7 +34,7 @@ LONG = "This is a sentence of middling length that says nothing much at all. " *
 
 @pytest.mark.parametrize(("frame", "num_before"), [(0, 0), (1, 0), (30, 0), (0, 1), (7, 2)])
 async def test_an_error_of_the_engine_fails_the_response(
-    registry: SessionRegistry, engine: RecordingEngine, frame: int, num_before: int
+    registry: SessionRegistry, engine: RecordingEngine, caplog: pytest.LogCaptureFixture, frame: int, num_before: int
 ):
     session = registry.create(settings=PACED)
     other = session.create_response(text=LONG[:70], text_closed=True)
@@ -47,6 +47,7 @@ async def test_an_error_of_the_engine_fails_the_response(
     assert (done.error.code, done.error.retryable) == ("engine_error", True)
     await response.released()
     assert (await other_task).done.status is ResponseStatus.COMPLETED
+    assert caplog.records == [], "an error of the engine is no internal error"
 
 
 async def test_a_dead_engine_fails_every_response_at_once_and_refuses_new_ones(
@@ -122,13 +123,17 @@ async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_
 
 
 async def test_unexpected_error_of_the_engine_ends_the_response(
-    registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+    registry: SessionRegistry,
+    engine: RecordingEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
     monkeypatch.setattr(engine, "submit", None)
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     error = (await read(response)).done.error
     assert error is not None
     assert (error.code, error.message) == ("internal_error", "internal error")
+    assert [record.getMessage() for record in caplog.records] == ["internal error in response"]
 
 
 async def test_a_burst_asks_for_one_place_until_it_is_heard(registry: SessionRegistry, engine: RecordingEngine):

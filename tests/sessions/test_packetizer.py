@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,8 @@ async def test_after_a_pause_all_speech_can_be_heard(encoding: Encoding, rate: i
     track = AudioTrack(AudioFormat(encoding=encoding, sample_rate=rate), ENGINE_RATE, EncoderPool(0))
     await track.begin_segment()
     speech = speech_like(9_000, ENGINE_RATE, seed=9)
-    packets = await collect(track.push(SpeechChunk("r", 0, speech)))
-    flushed = await collect(track.flush(FlushItem(0), is_segment_next=False))
+    packets = collect(await track.push(SpeechChunk("r", 0, speech)))
+    flushed = collect(await track.flush(FlushItem(0), is_segment_next=False))
     assert flushed.pop() == FlushItem(0)
     packets += flushed
     decoded, decoded_rate = decode(b"".join(packet.data for packet in packets), encoding)
@@ -87,7 +87,7 @@ async def test_a_long_chunk_on_the_event_loop_holds_up_nobody() -> None:
         track = AudioTrack(AudioFormat(), ENGINE_RATE, threads)
         await track.begin_segment()
         counting = asyncio.create_task(turns())
-        packets[num_threads] = [packet.data for packet in await collect(track.push(chunk))]
+        packets[num_threads] = [packet.data for packet in collect(await track.push(chunk))]
         counting.cancel()
         num_turns[num_threads] = await counting
         threads.close()
@@ -95,10 +95,10 @@ async def test_a_long_chunk_on_the_event_loop_holds_up_nobody() -> None:
     assert num_turns[0] >= len(packets[0]) // ENCODE_SLICE_PACKETS
 
 
-async def collect(outputs: AsyncIterator[AudioOutput]) -> list[Any]:
+def collect(outputs: Iterable[AudioOutput]) -> list[Any]:
     """Packets, and flushes in their place."""
     collected: list[Any] = []
-    async for output in outputs:
+    for output in outputs:
         collected += [output] if isinstance(output, FlushItem) else output
     return collected
 
