@@ -19,6 +19,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,14 +30,15 @@ import torch
 from benchmarks.random_model import randomize
 from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
-from engine.load import CPU_THREADS, capture_graphs
+from engine.load import CPU_THREADS, use_graphs
+from engine.models.base import Family
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask
 from engine.models.cosyvoice3.hift import NO_END, Hift
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.pipelined import make_runner
+from engine.models.cosyvoice3.pipelined import make_frames
 from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings, VocoderSettings
 from engine.models.cosyvoice3.speech_lm import SpeechLM
@@ -115,7 +117,7 @@ class Bench:
             self.stage.record()
         self.engine = Engine(model, self.stage, self.config, dtype=dtype, device=self.device)
         if not args.eager:
-            capture_graphs(self.engine, make_runner(model, self.engine.kv, self.engine.prefixes, self.config))
+            use_graphs(self.engine, Family(model, sizes, partial(make_frames, model)))
         self.ready_s = time.perf_counter() - started
         self.voice = None if args.new_voices else random_voice(sizes)
 

@@ -28,9 +28,10 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import random_model
 from benchmarks.roofline import Roofline
 from engine.config import EngineConfig
+from engine.load import build_pipelined_engine
 from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_inputs import FrameInputs
-from engine.models.qwen3_tts.pipelined import make_graphs
+from engine.models.qwen3_tts.load import build_family
 from engine.runtime.pipelined_engine import PipelinedEngine
 
 BLOCK = 16
@@ -50,7 +51,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngi
         triton_kernels=not args.plain,
         disabled_kernels=tuple(args.off),
     )
-    return PipelinedEngine(model, make_graphs(model, codec, config, device), config, dtype=dtype, device=device)
+    return build_pipelined_engine(build_family(model, codec), config, dtype, device)
 
 
 def fill(program: FrameInputs, decoder: CodecProgram, rows: int, context: int) -> None:

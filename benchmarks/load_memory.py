@@ -23,10 +23,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.load import choose_device, choose_dtype
-from engine.models.base import ModelStages
+from engine.models.base import Family
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.inspect import parts
-from engine.models.registry import load_model
+from engine.models.registry import load_family
 from tests.fakes import checkpoints
 
 LISTENING = ("speaker encoder", "codec encoder")
@@ -93,15 +93,15 @@ def measure(folder: Path, device: torch.device, dtype: torch.dtype, with_encoder
     before = own_bytes(device)
     before_peak = before if device.type == "cuda" else status_bytes("VmRSS")
     begun_s = time.monotonic()
-    stages: ModelStages = load_model(folder, config, device, dtype)
+    family: Family = load_family(folder, config, device, dtype)
     seconds = time.monotonic() - begun_s
     loaded, peak = own_bytes(device) - before, grown_at_most(device, before_peak)
-    weights = weight_bytes(folder, dtype, with_encoders and stages.encode_voice is not None)
+    weights = weight_bytes(folder, dtype, with_encoders and family.encode_voice is not None)
     return {
-        "model": stages.model.name,
+        "model": family.model.name,
         "device": device.type,
         "dtype": str(dtype).removeprefix("torch."),
-        "encoders": stages.encode_voice is not None,
+        "encoders": family.encode_voice is not None,
         "weights_mb": round(weights / 1e6, 1),
         "loaded_mb": round(loaded / 1e6, 1),
         "peak_mb": round(peak / 1e6, 1),
@@ -134,7 +134,7 @@ def main() -> None:
 
 def load_code(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
     """What is imported and set up at the first loading is no part of a checkpoint."""
-    load_model(checkpoints.write_checkpoint(folder, task="base"), EngineConfig(), device, dtype)
+    load_family(checkpoints.write_checkpoint(folder, task="base"), EngineConfig(), device, dtype)
 
 
 def write_shape(folder: Path, shape: dict[str, Any], task: str) -> Path:

@@ -14,14 +14,18 @@ import torch
 from engine.api import ClonedVoice, EngineInfo, ReferenceAudio
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
-from engine.models.base import AudioSpec, ModelStages, SpeechModel
-from engine.models.registry import load_model
-from engine.program.capture import CAPTURE_LOCK
+from engine.memory.kv_cache import PagedKV
+from engine.memory.prefix_cache import PrefixCache
+from engine.models.base import AudioSpec, DecodeStage, Family, FrameContext, SpeechModel
+from engine.models.registry import load_family
+from engine.program.capture import CAPTURE_LOCK, GraphSet
+from engine.program.decode_executor import create_decode_executor
 from engine.runtime.engine import MAX_WARM_UP_S, Engine
+from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.graph_runner import GraphRunner
 from engine.runtime.pipelined_engine import PipelinedEngine
-from engine.runtime.stages import GraphStageFactories
 from engine.runtime.streaming_stage import StreamingDecodeStage
+from engine.runtime.windowed_stage import WindowedDecodeStage
 from engine.weights.hub import resolve_folder
 
 # Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
@@ -55,13 +59,13 @@ def validate_device(name: str, setting: str, known: str) -> torch.device:
     return device
 
 
-def check_decode_device(config: EngineConfig, stages: ModelStages, device: torch.device) -> None:
+def check_decode_device(config: EngineConfig, family: Family, device: torch.device) -> None:
     """Raises ``InvalidRequest`` where decoding cannot be elsewhere."""
     if config.decode_device is None:
         return
-    if stages.make_graphs is None:
+    if family.codec is None:
         raise InvalidRequest(
-            f"decode_device is {config.decode_device!r}; {stages.model.name} decodes where it speaks", "decode_device"
+            f"decode_device is {config.decode_device!r}; {family.model.name} decodes where it speaks", "decode_device"
         )
     if not wants_graphs(config, device):
         raise InvalidRequest(f"decode_device is {config.decode_device!r}; it needs graphs = true", "decode_device")
@@ -75,23 +79,71 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-@torch.inference_mode()
-def pipelined(
-    model: SpeechModel, stages: GraphStageFactories, config: EngineConfig, dtype: torch.dtype, device: torch.device
-) -> Engine:
-    return PipelinedEngine(model, stages, config, dtype=dtype, device=device)
-
-
 def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
     """The windowed stage has none."""
     wanted = device.type == "cuda" if config.graphs is None else config.graphs
     return wanted and not config.windowed_decode
 
 
+def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> Engine:
+    """An engine over the family's stages, not yet warmed up."""
+    has_graphs = wants_graphs(config, device)
+    if has_graphs and family.codec is not None:
+        return build_pipelined_engine(family, config, dtype, device)
+    engine = Engine(family.model, make_stage(family, config), config, dtype=dtype, device=device)
+    if has_graphs:
+        use_graphs(engine, family)
+    return engine
+
+
+def make_stage(family: Family, config: EngineConfig) -> DecodeStage:
+    """The decode stage without graphs of the engine's own, or the family's."""
+    if family.make_stage is not None:
+        return family.make_stage()
+    assert family.codec is not None
+    codec, num_slots, slack_s = family.codec.module, config.max_running_requests, config.decode_batching_slack_s
+    if config.windowed_decode:
+        context, overlap = config.windowed_context_frames, config.windowed_overlap_samples
+        return WindowedDecodeStage(codec, num_slots, slack_s, context, overlap)
+    return StreamingDecodeStage(codec, num_slots, slack_s, config.max_cached_voices)
+
+
 @torch.inference_mode()
-def capture_graphs(engine: Engine, runner: GraphRunner) -> None:
-    """Capture every graph before the first request, unless each is captured on first use."""
-    engine.runner = runner
+def build_pipelined_engine(
+    family: Family, config: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> PipelinedEngine:
+    assert family.codec is not None
+    codec, num_slots = family.codec, config.max_running_requests
+    ring = codec.new_ring(config, device)
+    executor = create_decode_executor(ring, codec.device, config.decode_device is not None, config.decode_threads)
+    program = codec.make_program(config, executor.ring)
+    stage = GraphDecodeStage(
+        program,
+        GraphSet(program.run, codec.device),
+        executor,
+        num_slots,
+        family.audio.sample_rate,
+        config.decode_batching_slack_s,
+        config.max_cached_voices,
+    )
+
+    def make_own_runner(kv: PagedKV, prefixes: PrefixCache) -> GraphRunner:
+        return make_runner(family, FrameContext(kv, config, ring), prefixes)
+
+    return PipelinedEngine(family.model, stage, make_own_runner, config, dtype=dtype, device=device)
+
+
+def make_runner(family: Family, context: FrameContext, prefixes: PrefixCache) -> GraphRunner:
+    program, device = family.make_frames(context), context.kv.data.device
+    frames, prefills = GraphSet(program.run_frame, device), GraphSet(program.run_prefill, device)
+    num_slots = context.config.max_running_requests
+    return GraphRunner(family.model, context.kv, prefixes, context.config, program, frames, prefills, num_slots)
+
+
+@torch.inference_mode()
+def use_graphs(engine: Engine, family: Family) -> None:
+    """Run the talker stage alone over graphs; capture them now, unless each is captured on first use."""
+    engine.runner = runner = make_runner(family, FrameContext(engine.kv, engine.config), engine.prefixes)
     if not engine.config.lazy_graph_capture:
         for rows in reversed(runner.frame_buckets):
             runner.frames.capture(rows)
@@ -110,29 +162,23 @@ def load_engine(
     decode_device = None
     if config.decode_device is not None:
         decode_device = validate_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
-    stages = load_model(resolve_folder(folder), config, device, dtype, decode_device)
-    check_decode_device(config, stages, device)
+    family = load_family(resolve_folder(folder), config, device, dtype, decode_device)
+    check_decode_device(config, family, device)
 
     def make_engine() -> Engine:
         if device.index:  # kernels go to the device that is current on the thread that will step
             torch.cuda.set_device(device)
-        if stages.make_graphs is not None and wants_graphs(config, device):
-            engine = pipelined(stages.model, stages.make_graphs(), config, dtype, device)
-        else:
-            stage = stages.make_stage()
-            if isinstance(stage, StreamingDecodeStage) and not config.lazy_graph_capture:
-                stage.warm_up(MAX_WARM_UP_S)
-            engine = Engine(stages.model, stage, config, dtype=dtype, device=device)
-            if stages.make_runner is not None and wants_graphs(config, device):
-                capture_graphs(engine, stages.make_runner(stages.model, engine.kv, engine.prefixes, config))
+        engine = build_engine(family, config, dtype, device)
+        if isinstance(engine.stage, StreamingDecodeStage) and not config.lazy_graph_capture:
+            engine.stage.warm_up(MAX_WARM_UP_S)
         engine.warm_up()
         return engine
 
-    info = build_engine_info(stages.model, stages.audio, config, normalize_text=is_embedded)
-    if stages.encode_voice is None:
+    info = build_engine_info(family.model, family.audio, config, normalize_text=is_embedded)
+    if family.encode_voice is None:
         return LoadedCheckpoint(info, make_engine)
     return LoadedCheckpoint(
-        msgspec.structs.replace(info, can_encode=True), make_engine, encode_exclusively(stages.encode_voice)
+        msgspec.structs.replace(info, can_encode=True), make_engine, encode_exclusively(family.encode_voice)
     )
 
 

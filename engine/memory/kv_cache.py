@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.layers.transformer import attention
-from engine.models.base import KVShape
 from engine.program.buffers import to_device
 
 PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
 
 
 class PagedKV:

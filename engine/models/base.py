@@ -16,25 +16,16 @@ import numpy.typing as npt
 from engine.api import ClonedVoice, ReferenceAudio, SpeechRequest, VoiceInfo
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from engine.config import EngineConfig
     from engine.layers.transformer import AttentionContext
-    from engine.memory.kv_cache import PagedKV
-    from engine.memory.prefix_cache import PrefixCache
-    from engine.runtime.graph_runner import GraphRunner
-    from engine.runtime.stages import GraphStageFactories
+    from engine.memory.kv_cache import KVShape, PagedKV
+    from engine.program.buffers import StaticBuffers
+    from engine.text.tokenizer import IncrementalEncoder
 
 Pcm = npt.NDArray[np.float32]
-
-
-class IncrementalEncoder(Protocol):
-    """The text of one request, in pieces, to ids that no later text can change."""
-
-    def push(self, text: str) -> list[int]: ...
-    def finish(self) -> list[int]:
-        """The remaining ids; nothing is pushed afterwards."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -164,13 +155,6 @@ class ModelCapabilities:
     refused_fields: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-
-
 class SpeechModel(Protocol):
     """The talker stage. Rows are what ``new_row`` returned; the engine owns positions, blocks and order."""
 
@@ -240,20 +224,6 @@ class AudioSpec(Protocol):
     def frame_samples(self) -> int: ...
 
 
-class ModelStages(NamedTuple):
-    """A loaded checkpoint: the talker stage, and a maker of decode stages with fresh state on the same weights."""
-
-    model: SpeechModel
-    make_stage: Callable[[], DecodeStage]
-    audio: AudioSpec
-    # Where the checkpoint's encoders are loaded.
-    encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
-    # Both stages over graphs, of families that have them so.
-    make_graphs: Callable[[], GraphStageFactories] | None = None
-    # The talker stage alone over graphs, where the decode stage records its own.
-    make_runner: Callable[[SpeechModel, PagedKV, PrefixCache, EngineConfig], GraphRunner] | None = None
-
-
 class DecodeStage(Protocol):
     """The second stage: slots of carried state, fed frame by frame, stepped in batches of its own."""
 
@@ -311,3 +281,89 @@ class DecodeStage(Protocol):
     def release_quarantined(self) -> None:
         """The step in flight has passed: released slots become free."""
         ...
+
+
+class FrameProgramProtocol(Protocol):
+    """Static buffers, the computations over them, and how rows fill them."""
+
+    inputs: StaticBuffers
+    outputs: StaticBuffers
+    tokens: StaticBuffers
+
+    def run_frame(self, num_rows: int) -> None: ...
+    def run_prefill(self, num_tokens: int) -> None: ...
+
+    def constants(self, row: SequenceState) -> dict[str, float]:
+        """What of ``inputs`` stays the same for all of a row's frames."""
+        ...
+
+    def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:
+        """Write what rows ``start``.. of ``inputs`` are for this frame; a row's last input is the one to compute.
+
+        Raises when a row cannot be written; then each is tried alone.
+        """
+        ...
+
+    def can_stage(self, items: Sequence[Any]) -> bool:
+        """Whether these inputs can be prefilled by ids."""
+        ...
+
+    def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None: ...
+
+    def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
+        """From these rows of ``outputs``; remembers the frames."""
+        ...
+
+
+class DecodeProgramProtocol(Protocol):
+    """Static buffers of a codec, and the computation over them."""
+
+    device: torch.device
+    max_rows: int
+    frame_samples: int
+    ring: Tensor
+    slots: Tensor
+    sources: Tensor
+    starts: Tensor
+    first: Tensor
+    pcm: Tensor
+    finite: Tensor
+    past: Tensor
+    state: Tensor
+
+    def rows_of(self, num_frames: int) -> int: ...
+    def run(self, num_rows: int, num_frames: int) -> None: ...
+
+
+class FrameContext(NamedTuple):
+    """What an engine lends a frame program."""
+
+    kv: PagedKV
+    config: EngineConfig
+    # Codes of each slot's latest frames, where the codec program reads them.
+    ring: Tensor | None = None
+
+
+class Codec(NamedTuple):
+    """A codec for the engine's own decode stages."""
+
+    # A decoder with carried state, for the stage without graphs.
+    module: torch.nn.Module
+    device: torch.device
+    # The ring of codes on the device of the frames.
+    new_ring: Callable[[EngineConfig, torch.device], Tensor]
+    # Over the ring as the codec's device sees it.
+    make_program: Callable[[EngineConfig, Tensor], DecodeProgramProtocol]
+
+
+class Family(NamedTuple):
+    """A loaded checkpoint. Every engine made of it shares the weights."""
+
+    model: SpeechModel
+    audio: AudioSpec
+    make_frames: Callable[[FrameContext], FrameProgramProtocol]
+    # A decode stage of its own with fresh state; ``None`` takes the engine's, over ``codec``.
+    make_stage: Callable[[], DecodeStage] | None = None
+    codec: Codec | None = None
+    # Set where the checkpoint's encoders are loaded.
+    encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None

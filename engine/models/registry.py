@@ -13,27 +13,27 @@ from engine.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-    from engine.models.base import ModelStages
+    from engine.models.base import Family
 
 
 # Its own ``config.json`` is empty.
 COSYVOICE3_FILE = "cosyvoice3.yaml"
 
 
-def load_model(
+def load_family(
     folder: Path,
     config: EngineConfig,
     device: torch.device,
     dtype: torch.dtype,
     decode_device: torch.device | None = None,
-) -> ModelStages:
+) -> Family:
     """Raises ``CheckpointError`` for a folder of no family known here."""
     family = _family(folder)
     if family == "cosyvoice3":
-        from engine.models.cosyvoice3.load import load_stages as load_cosyvoice3
+        from engine.models.cosyvoice3.load import load_family as load_cosyvoice3
 
         return load_cosyvoice3(folder, config, device, dtype)
-    from engine.models.qwen3_tts.load import load_stages as load_qwen3_tts
+    from engine.models.qwen3_tts.load import load_family as load_qwen3_tts
 
     return load_qwen3_tts(folder, config, device, dtype, decode_device)
 

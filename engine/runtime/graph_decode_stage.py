@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.memory.block_pool import BlockPool
-from engine.models.base import DecodedAudio, VoiceReference
+from engine.models.base import DecodedAudio, DecodeProgramProtocol, VoiceReference
 from engine.program.buffers import to_device
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to
 from engine.program.decode_executor import DecodeExecutor, PendingWork
@@ -37,26 +36,6 @@ NUM_RESULTS = 16
 MIN_ROUND_FRAMES = 64
 # Frames of one round, for each slot in use: a little more than a step makes.
 ROUND_SHARE = 1.25
-
-
-class DecodeProgramProtocol(Protocol):
-    """What the stage asks of a family: static buffers and a computation over them (``codec_program``)."""
-
-    device: torch.device
-    max_rows: int
-    frame_samples: int
-    ring: Tensor
-    slots: Tensor
-    sources: Tensor
-    starts: Tensor
-    first: Tensor
-    pcm: Tensor
-    finite: Tensor
-    past: Tensor
-    state: Tensor
-
-    def rows_of(self, num_frames: int) -> int: ...
-    def run(self, num_rows: int, num_frames: int) -> None: ...
 
 
 class SlotTracker:

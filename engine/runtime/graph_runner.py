@@ -6,48 +6,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.config import EngineConfig
 from engine.memory.kv_cache import PagedKV
 from engine.memory.prefix_cache import PrefixCache
-from engine.models.base import Outcome, SequenceState, SpeechModel
-from engine.program.buffers import DeviceEvent, StaticBuffers
+from engine.models.base import FrameProgramProtocol, SpeechModel
+from engine.program.buffers import DeviceEvent
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to
 from engine.runtime.model_runner import ModelRunner, Result, StepTimings, run_isolated
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
-
-
-class FrameProgramProtocol(Protocol):
-    """What the runner asks of a family: static buffers, computations over them, and how rows fill them."""
-
-    inputs: StaticBuffers
-    outputs: StaticBuffers
-    tokens: StaticBuffers
-
-    def constants(self, row: SequenceState) -> dict[str, float]:
-        """What of ``inputs`` stays the same for all of a row's frames."""
-        ...
-
-    def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:
-        """Write what rows ``start``.. of ``inputs`` are for this frame; a row's last input is the one to compute.
-
-        Raises when a row cannot be written; then each is tried alone.
-        """
-        ...
-
-    def can_stage(self, items: Sequence[Any]) -> bool:
-        """Whether these inputs can be prefilled by ids."""
-        ...
-
-    def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None: ...
-
-    def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
-        """From these rows of ``outputs``; remembers the frames."""
-        ...
 
 
 @dataclass(slots=True)

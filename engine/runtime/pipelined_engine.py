@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ import torch
 
 from engine.api import SpeechRequest
 from engine.config import EngineConfig
+from engine.memory.kv_cache import PagedKV
+from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import DecodedAudio, FrameOutcome, SpeechModel
 from engine.ops.parallel_compile import compile_only
 from engine.process import freeze_gc
@@ -28,7 +30,6 @@ from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.graph_runner import GraphRunner
 from engine.runtime.model_runner import Result
 from engine.runtime.request import Request, RequestPhase, StepBatch
-from engine.runtime.stages import GraphStageFactories
 from engine.runtime.step_model import StepTimeTable
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,16 @@ class PipelinedEngine(Engine):
     runner: GraphRunner
     stage: GraphDecodeStage
 
-    def __init__(self, model: SpeechModel, stages: GraphStageFactories, config: EngineConfig, **settings: Any) -> None:
-        super().__init__(model, stages.decode, config, **settings)
-        self.runner = stages.make_runner(model, self.kv, self.prefixes, config)
+    def __init__(
+        self,
+        model: SpeechModel,
+        stage: GraphDecodeStage,
+        make_runner: Callable[[PagedKV, PrefixCache], GraphRunner],
+        config: EngineConfig,
+        **settings: Any,
+    ) -> None:
+        super().__init__(model, stage, config, **settings)
+        self.runner = make_runner(self.kv, self.prefixes)
         self.scheduler.burst_model = self.step_model
 
     @property

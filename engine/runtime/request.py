@@ -6,14 +6,17 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from engine.api import FinishReason, SpeechEvent, SpeechRequest
-from engine.models.base import IncrementalEncoder, SequenceState
+from engine.models.base import SequenceState
+
+if TYPE_CHECKING:
+    from engine.text.tokenizer import IncrementalEncoder
 
 # A listener cannot be further behind than a day.
 MAX_DEADLINE_S = 86_400

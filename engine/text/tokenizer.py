@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
-from engine.models.base import IncrementalEncoder
 from engine.text.incremental_bpe import BpeVocab, IncrementalBpe, byte_level
 from engine.text.nfc import WHITE_SPACE, NfcStream, compose
 from engine.text.tokenizer_files import TokenizerFiles
@@ -28,6 +28,15 @@ PRE_TOKEN_PATTERN = (
 
 # An open pre-token up to this length is looked at whole; of a longer one the last two characters decide.
 MAX_CONTEXT_CHARS = 8
+
+
+class IncrementalEncoder(Protocol):
+    """The text of one request, in pieces, to ids that no later text can change."""
+
+    def push(self, text: str) -> list[int]: ...
+    def finish(self) -> list[int]:
+        """The remaining ids; nothing is pushed afterwards."""
+        ...
 
 
 class BytePairTokenizer:

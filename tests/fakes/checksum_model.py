@@ -22,14 +22,13 @@ from torch import Tensor
 from engine.api import FinishReason, SpeechRequest, UnknownVoice, VoiceInfo
 from engine.config import EngineConfig
 from engine.layers.transformer import AttentionContext
+from engine.memory.kv_cache import KVShape
 from engine.models.base import (
     AwaitText,
     ControlOutcome,
     DecodeStage,
     FailedOutcome,
     FrameOutcome,
-    IncrementalEncoder,
-    KVShape,
     ModelCapabilities,
     Outcome,
     Pcm,
@@ -39,6 +38,7 @@ from engine.models.base import (
     TalkerInputs,
     TokenQueue,
 )
+from engine.text.tokenizer import IncrementalEncoder
 
 KV_SHAPE = KVShape(num_layers=2, num_kv_heads=1, head_dim=4)
 LAYER_STEP, POSITION_STEP, ITEM_STEP, DIGITS = 97, 40_503, 2_654_435_761, 16

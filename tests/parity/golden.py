@@ -17,8 +17,9 @@ from torch import Tensor
 from engine.api import ClonedVoice, ReferenceAudio, SamplingParams, SpeechRequest, TextLayout
 from engine.config import EngineConfig
 from engine.layers.transformer import CausalContext
-from engine.models.base import AwaitText, ModelStages
-from engine.models.qwen3_tts.load import load_stages
+from engine.load import make_stage
+from engine.models.base import AwaitText, Family
+from engine.models.qwen3_tts.load import load_family
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import PromptPosition
 from engine.models.qwen3_tts.sequence import QwenSequence
@@ -113,10 +114,10 @@ class Speaker:
         if not (folder / "config.json").exists():
             write_checkpoint(folder, SHAPES[golden.size], golden.about["seed"], task)
         self.golden, self.folder, self.device = golden, folder, torch.device(device)
-        self.stages: ModelStages = load_stages(folder, CONFIG, self.device, dtype)
-        assert isinstance(self.stages.model, Qwen3TTS)
-        self.model: Qwen3TTS = self.stages.model
-        self.engine = Engine(self.model, self.stages.make_stage(), CONFIG, dtype=dtype, device=self.device)
+        self.family: Family = load_family(folder, CONFIG, self.device, dtype)
+        assert isinstance(self.family.model, Qwen3TTS)
+        self.model: Qwen3TTS = self.family.model
+        self.engine = Engine(self.model, make_stage(self.family, CONFIG), CONFIG, dtype=dtype, device=self.device)
 
     def speak(self, *requests: dict[str, Any], pieces: Sequence[str] = ()) -> list[tuple[list[list[int]], Any]]:
         """Codes and what was heard of each, spoken side by side; ``pieces`` are pushed one after the other."""

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.load import make_stage
 from engine.models.base import VoiceReference
 from tests.parity.cases import SIZES, Case
 from tests.parity.conftest import ALL
-from tests.parity.golden import Golden, Speaker
+from tests.parity.golden import CONFIG, Golden, Speaker
 
 pytestmark = pytest.mark.gpu
 DEVICE = os.environ.get("VOICEWIRE_PARITY_DEVICE", "cuda")
@@ -57,7 +58,7 @@ def test_prompts_and_hidden_states_in_bf16(size: str, case: Case, speaker: Speak
 @pytest.mark.parametrize(("size", "case"), [p for p in ALL if p.values[1].keeps_wave])
 @torch.inference_mode()
 def test_waveforms_of_the_golden_codes_in_bf16(size: str, case: Case, speaker: Speaker) -> None:
-    stage, row = speaker.stages.make_stage(), speaker.inputs(case)[0]
+    stage, row = make_stage(speaker.family, CONFIG), speaker.inputs(case)[0]
     slot = stage.reserve()
     assert slot is not None
     if row.voice is not None and row.voice.codes:
@@ -75,8 +76,8 @@ def test_waveforms_of_the_golden_codes_in_bf16(size: str, case: Case, speaker: S
 @pytest.mark.parametrize("name", ["brief", "uneven"])
 @pytest.mark.parametrize(("size", "case"), [(size, Case("", "base")) for size in SIZES])
 def test_recordings_are_heard_alike_beside_a_bf16_talker(size: str, case: Case, name: str, speaker: Speaker) -> None:
-    assert speaker.stages.encode_voice is not None
-    voice = speaker.stages.encode_voice(speaker.golden.sample(name, "some words"))
+    assert speaker.family.encode_voice is not None
+    voice = speaker.family.encode_voice(speaker.golden.sample(name, "some words"))
     found = torch.from_numpy(np.frombuffer(voice.embedding, np.float32).copy())
     golden = speaker.golden.tensors[f"audio/{name}/embedding"]
     torch.testing.assert_close(found, golden, atol=EMBEDDING_TOLERANCE, rtol=0)

@@ -145,14 +145,14 @@ def test_at_least_two_frames_come_however_eager_the_model_is_to_end(
 @pytest.mark.parametrize("size", SIZES)
 def test_recordings_are_heard_alike(size: str, name: str, speaker_of: SpeakerOf) -> None:
     speaker = speaker_of(size, "base")
-    assert speaker.stages.encode_voice is not None
-    voice = speaker.stages.encode_voice(speaker.golden.sample(name, "some words"))
+    assert speaker.family.encode_voice is not None
+    voice = speaker.family.encode_voice(speaker.golden.sample(name, "some words"))
     embedding = torch.from_numpy(np.frombuffer(voice.embedding, np.float32).copy())
     expected = speaker.golden.tensors[f"audio/{name}/embedding"]
     torch.testing.assert_close(embedding, expected, atol=EMBEDDING_TOLERANCE, rtol=0)
     codes = np.frombuffer(voice.codes, np.int16).reshape(-1, 4)
     np.testing.assert_array_equal(codes, speaker.golden.tensors[f"audio/{name}/codes"].numpy())
-    by_vector = speaker.stages.encode_voice(speaker.golden.sample(name, ""))
+    by_vector = speaker.family.encode_voice(speaker.golden.sample(name, ""))
     assert (by_vector.codes, by_vector.embedding) == (b"", voice.embedding)
 
 
@@ -162,12 +162,12 @@ def test_a_voice_that_is_encoded_here_speaks_as_the_official_one(
     size: str, transcript: str, speaker_of: SpeakerOf
 ) -> None:
     speaker = speaker_of(size, "base")
-    assert speaker.stages.encode_voice is not None
+    assert speaker.family.encode_voice is not None
     wanted = ("base", "brief", "the dog") if transcript else ("base", "uneven", "")
     case = next(c for c in named("base") if (c.task, c.audio, c.transcript) == wanted and not c.draws)
     sample = speaker.golden.sample(case.audio or "", transcript)
-    info = build_engine_info(speaker.model, speaker.stages.audio, EngineConfig(), normalize_text=False)
-    request = speaker.golden.request(case) | {"voice": speaker.stages.encode_voice(sample)}
+    info = build_engine_info(speaker.model, speaker.family.audio, EngineConfig(), normalize_text=False)
+    request = speaker.golden.request(case) | {"voice": speaker.family.encode_voice(sample)}
     check_request(SpeechRequest(request_id="r", **request), info, 1000)
     ((codes, _),) = speaker.speak(request)
     assert codes == speaker.golden.of(case, "codes").tolist()
@@ -178,7 +178,7 @@ def test_a_voice_that_is_encoded_here_speaks_as_the_official_one(
 def test_the_small_custom_voice_refuses_the_instruction_that_the_official_code_drops(speaker_of: SpeakerOf) -> None:
     for size, is_taken in (("0b6", False), ("1b7", True)):
         speaker = speaker_of(size, "custom_voice")
-        info = build_engine_info(speaker.model, speaker.stages.audio, EngineConfig(), normalize_text=False)
+        info = build_engine_info(speaker.model, speaker.family.audio, EngineConfig(), normalize_text=False)
         request = SpeechRequest(request_id="r", text="a", voice="ada", instruct="Softly.", layout=TextLayout.FULL)
         assert info.takes_instruct is is_taken
         if is_taken:

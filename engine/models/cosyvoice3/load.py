@@ -1,8 +1,9 @@
-"""A CosyVoice3 folder as the engine's two stages."""
+"""A CosyVoice3 folder as a ``Family``."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,12 +11,12 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.layers.cpu import pack_linears
-from engine.models.base import ModelStages
+from engine.models.base import Family
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.load_weights import load_flow, load_hift, load_talker, talker_file
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.pipelined import make_runner
+from engine.models.cosyvoice3.pipelined import make_frames
 from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER, read_config
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.spk2info import read_saved_voices
@@ -25,7 +26,7 @@ from engine.models.cosyvoice3.voice_encoder import MISSING_ENCODER_NOTE, CosyVoi
 log = logging.getLogger(__name__)
 
 
-def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> ModelStages:
+def load_family(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Family:
     if config.windowed_decode:
         raise InvalidRequest(
             "windowed_decode is of Qwen3-TTS; what stands for it here is cosyvoice3.flow.context_blocks",
@@ -46,7 +47,7 @@ def load_stages(folder: Path, config: EngineConfig, device: torch.device, dtype:
 
     threads = settings.encoder.num_threads
     encoder = load_encoder(folder, sizes, threads) if config.voice_encoders else None
-    return ModelStages(model, make_stage, sizes, encoder, make_runner=make_runner)
+    return Family(model, sizes, partial(make_frames, model), make_stage=make_stage, encode_voice=encoder)
 
 
 def load_model(

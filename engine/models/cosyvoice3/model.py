@@ -11,12 +11,12 @@ from torch import Tensor
 from engine.api import ClonedVoice, SpeechRequest, TextLayout, VoiceInfo
 from engine.errors import InvalidRequest, RequestTooLong, UnknownVoice
 from engine.layers.transformer import AttentionContext
+from engine.memory.kv_cache import KVShape
 from engine.models.base import (
     AwaitText,
     ControlOutcome,
     FailedOutcome,
     FrameOutcome,
-    KVShape,
     ModelCapabilities,
     Outcome,
     SequenceState,

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.models.base import IncrementalEncoder
 from engine.models.cosyvoice3.special_tokens import CONTROLS, END_OF_PROMPT, SPECIAL_TOKENS
-from engine.text.tokenizer import BytePairTokenizer, IncrementalTokenizer
+from engine.text.tokenizer import BytePairTokenizer, IncrementalEncoder, IncrementalTokenizer
 from engine.text.tokenizer_files import read_json, read_merges, read_vocab
 
 # Begins every instruction the model was trained on, and is all of the usual one.

@@ -12,11 +12,11 @@ from torch import Tensor
 from engine.api import ClonedVoice, SpeechRequest, TextLayout, VoiceInfo
 from engine.errors import InvalidRequest
 from engine.layers.transformer import AttentionContext
+from engine.memory.kv_cache import KVShape
 from engine.models.base import (
     AwaitText,
     FailedOutcome,
     FrameOutcome,
-    KVShape,
     ModelCapabilities,
     Outcome,
     SequenceState,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.layers.transformer import CausalContext, Transformer, TransformerConfig
-from engine.memory.kv_cache import PagedContext, PagedKV, lazy_zeros
-from engine.models.base import KVShape
+from engine.memory.kv_cache import KVShape, PagedContext, PagedKV, lazy_zeros
 
 CONFIG = TransformerConfig(
     hidden_size=32,

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.memory.kv_cache import PagedKV
+from engine.memory.kv_cache import KVShape, PagedKV
 from engine.memory.prefix_cache import PrefixCache
-from engine.models.base import KVShape
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import torch
 from benchmarks import random_model
 from engine.api import TextLayout
 from engine.config import EngineConfig
-from engine.load import pipelined
-from engine.models.qwen3_tts.pipelined import make_graphs
+from engine.load import build_engine
+from engine.models.qwen3_tts.load import build_family
 from engine.program.decode_executor import PendingWork
 from engine.runtime.engine import Engine
 from engine.runtime.graph_decode_stage import GraphDecodeStage
@@ -62,7 +62,7 @@ def bench_of(device: torch.device, dtype: torch.dtype, **settings: Any) -> Engin
     predictor = model.talker.code_predictor
     predictor.input_tables = [table.to(device=device, dtype=dtype) for table in predictor.input_tables]
     model.device = device
-    engine: Engine = pipelined(model, make_graphs(model, codec, config, device), config, dtype, device)
+    engine: Engine = build_engine(build_family(model, codec), config, dtype, device)
     with pytest.MonkeyPatch.context() as patch:  # how often it rehearses decides who gets which slot
         patch.setattr("engine.runtime.engine.MAX_WARM_UP_S", math.inf)
         engine.warm_up()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.models.qwen3_tts.codec_program import CodecProgram
-from engine.models.qwen3_tts.load import load_stages
+from engine.models.qwen3_tts.load import load_family
 
 CPU = torch.device("cpu")
 SLOT = 1
@@ -17,9 +17,10 @@ SLOT = 1
 
 def program_of(folder: Path) -> CodecProgram:
     config = EngineConfig(graphs=True, max_running_requests=1, max_batch_size=1, max_frames=9_000, num_blocks=4)
-    stages = load_stages(folder, config, CPU, torch.float32)
-    assert stages.make_graphs is not None
-    program = stages.make_graphs().decode.program
+    codec = load_family(folder, config, CPU, torch.float32).codec
+    assert codec is not None
+    with torch.inference_mode():
+        program = codec.make_program(config, codec.new_ring(config, CPU))
     assert isinstance(program, CodecProgram)
     return program
 
