@@ -144,7 +144,7 @@ class Bench:
                 if isinstance(event, SpeechChunk):
                     first.setdefault(epoch, now)
                 elif isinstance(event, RequestFinished):
-                    assert event.code is None, event.message
+                    assert event.error is None, event.error
                     ends += 1
                     num_samples += event.num_samples
         audio_s = num_samples / self.stage.sample_rate

@@ -192,7 +192,7 @@ async def listen(
             elif isinstance(event, RequestParked):
                 listener.starved = True
             elif isinstance(event, RequestFinished):
-                listener.failed = event.code is not None
+                listener.failed = event.error is not None
     finally:
         stream.cancel()
         if feeding is not None:
@@ -270,8 +270,8 @@ async def keep_bursting(args: argparse.Namespace, engine: SpeechEngine, number: 
             async for event in stream:
                 if isinstance(event, SpeechChunk):
                     BURST_SAMPLES["heard"] += len(event.pcm)
-                elif isinstance(event, RequestFinished) and event.code:
-                    raise RuntimeError(f"{event.code}: {event.message}")
+                elif isinstance(event, RequestFinished) and event.error:
+                    raise RuntimeError(f"{event.error.code}: {event.error.message}")
         finally:
             stream.cancel()
 

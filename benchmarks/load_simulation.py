@@ -205,7 +205,7 @@ class LoadSimulation:
             if isinstance(event, SpeechChunk):
                 self.listeners[number].hear(event, SAMPLE_RATE, now_s)
             elif isinstance(event, RequestFinished):
-                self.listeners[number].failed = event.code is not None
+                self.listeners[number].failed = event.error is not None
 
 
 def main() -> None:

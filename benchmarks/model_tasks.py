@@ -86,8 +86,8 @@ async def speak(engine: SpeechEngine, request: SpeechRequest) -> TaskResult:
             pieces.append(event.pcm)
         elif isinstance(event, RequestFinished):
             num_frames = event.num_frames
-            if event.code:
-                raise SystemExit(f"{event.code}: {event.message}")
+            if event.error:
+                raise SystemExit(f"{event.error.code}: {event.error.message}")
     pcm = np.concatenate(pieces)
     return TaskResult(
         first_s, time.monotonic() - begun_s, len(pcm) / engine.info.sample_rate, num_frames, pcm.tobytes()

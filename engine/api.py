@@ -245,11 +245,8 @@ class RequestFinished:
     num_prompt_tokens: int = 0
     # From the first final text token to the last of these, or to the end of a shorter text.
     prompt_wait_ms: float | None = None
-    # Of the error, with ``FinishReason.ERROR``.
-    code: str | None = None
-    message: str | None = None
-    # Of one that was refused for want of room.
-    retry_after_ms: int | None = None
+    # With ``FinishReason.ERROR``.
+    error: ErrorInfo | None = None
 
 
 SpeechEvent = SpeechChunk | RequestParked | RequestFinished

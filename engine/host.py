@@ -243,7 +243,7 @@ class EngineHost:
         try:
             check_request(request, self.info, self.config.max_text_chars)
         except EngineError as error:
-            end = RequestFinished(request.request_id, FinishReason.ERROR, code=error.code, message=str(error))
+            end = RequestFinished(request.request_id, FinishReason.ERROR, error=error.info)
             gateway.send(*pack_events([(command.epoch, end), (command.epoch, RequestReleased(request.request_id))]))
             return False
         gateway.active.add(command.epoch)
@@ -283,8 +283,8 @@ def encoding_error(number: int, error: BaseException) -> VoiceEncoded:
     """Describe an unexpected exception by its type alone."""
     if not isinstance(error, EngineError):
         log.error("voice encoding failed: %s", type(error).__name__)
-        return VoiceEncoded(number, code=EngineError.code, message=f"encoding failed: {type(error).__name__}")
-    return VoiceEncoded(number, None, error.code, str(error), error.param, error.retry_after_ms or 0)
+        error = EngineError(f"encoding failed: {type(error).__name__}")
+    return VoiceEncoded(number, error=error.info)
 
 
 def read_messages(connection: socket.socket) -> Iterator[list[bytes]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import msgspec
@@ -18,7 +17,6 @@ from engine.api import (
     ClonedVoice,
     EngineInfo,
     EngineStats,
-    FinishReason,
     ReferenceAudio,
     RequestFinished,
     RequestParked,
@@ -26,6 +24,7 @@ from engine.api import (
     SpeechEvent,
     SpeechRequest,
 )
+from engine.errors import ErrorInfo
 from engine.runtime.queue_limits import QueueLimits
 from engine.runtime.request import Emitted, RequestReleased
 
@@ -82,10 +81,7 @@ class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     voice: ClonedVoice | None = None
-    code: str = ""
-    message: str = ""
-    param: str | None = None
-    retry_after_ms: int = 0
+    error: ErrorInfo | None = None
 
 
 Command = (
@@ -151,7 +147,7 @@ def pack_event(epoch: int, event: SpeechEvent | RequestReleased) -> tuple[Any, .
         case RequestParked(request_id, lead_ms):
             return (epoch, "starved", request_id, lead_ms)
         case RequestFinished():
-            return (epoch, "finished", *astuple(event))
+            return (epoch, "finished", event)
         case RequestReleased(request_id):
             return (epoch, "released", request_id)
 
@@ -183,7 +179,7 @@ def unpack_event(epoch: int, kind: str, fields: Sequence[Any]) -> Emitted:
         case "starved":
             return epoch, RequestParked(*fields)
         case "finished":
-            return epoch, RequestFinished(fields[0], FinishReason(fields[1]), *fields[2:])
+            return epoch, msgspec.convert(fields[0], RequestFinished)
         case "released":
             return epoch, RequestReleased(*fields)
     raise ValueError(f"unknown event kind {kind!r}")

@@ -30,6 +30,7 @@ from engine.api import (
     SpeechRequest,
 )
 from engine.config import EngineConfig
+from engine.errors import OVERLOAD_RETRY_MS, ErrorInfo
 from engine.ipc import (
     LENGTH,
     PROGRESS,
@@ -234,12 +235,8 @@ class RemoteEngine:
             return
         if answer.voice is not None:
             future.set_result(answer.voice)
-        elif answer.code == EngineOverloaded.code:
-            future.set_exception(EngineOverloaded(answer.message, answer.retry_after_ms))
-        elif answer.code == InvalidRequest.code:
-            future.set_exception(InvalidRequest(answer.message, answer.param))
-        else:
-            future.set_exception(EngineError(answer.message))
+        elif answer.error is not None:
+            future.set_exception(encoding_failure(answer.error))
 
     def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> EngineStream:
         if self._writer is None or self._hello is None:
@@ -297,3 +294,13 @@ async def read_message(reader: asyncio.StreamReader) -> bytes:
     """One message. Raises ``IncompleteReadError`` at the end of the stream."""
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     return await reader.readexactly(size)
+
+
+def encoding_failure(info: ErrorInfo) -> EngineError:
+    match info.code:
+        case EngineOverloaded.code:
+            return EngineOverloaded(info.message, info.retry_after_ms or OVERLOAD_RETRY_MS)
+        case InvalidRequest.code:
+            return InvalidRequest(info.message, info.param)
+        case _:
+            return EngineError(info.message)

@@ -163,9 +163,7 @@ class StreamTable:
     def fail_all(self, message: str) -> None:
         """The engine is gone: each request ends with ``engine_dead``, and holds nothing any more."""
         for stream in self._clear():
-            stream.enqueue(
-                RequestFinished(stream.request_id, FinishReason.ERROR, code=EngineDead.code, message=message)
-            )
+            stream.enqueue(RequestFinished(stream.request_id, FinishReason.ERROR, error=EngineDead(message).info))
             stream.mark_released()
 
     def _clear(self) -> list[EngineStream]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.api import CodedError, ErrorInfo, SpeechError
+from engine.api import CodedError, SpeechError
 
 
 class SessionError(SpeechError):
@@ -66,10 +66,5 @@ class EngineTimeout(SessionError):
 
 
 class EngineFailed(CodedError):
-    """The engine ended a segment with an error; ``code`` is the engine's."""
-
-    def __init__(self, code: str, message: str, retry_after_ms: int | None = None) -> None:
-        super().__init__(code, message, retry_after_ms=retry_after_ms)
-
-
-error_info = ErrorInfo.from_error
+    """The engine ended a segment with an error; ``code`` is the engine's. A field of the engine is none of a client's,
+    so that there is no ``param``."""

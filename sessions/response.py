@@ -17,6 +17,7 @@ from functools import partial
 
 from engine.api import (
     EngineError,
+    ErrorInfo,
     FinishReason,
     RequestFinished,
     RequestParked,
@@ -33,7 +34,7 @@ from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, Underrun
 from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
-from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed, error_info
+from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed
 from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
 from sessions.packetizer import AudioPacket
@@ -380,8 +381,8 @@ class Response:
     async def _apply_segment_end(self, segment: TextSegment, end: RequestFinished, audio: AudioTrack) -> None:
         self._totals.on_segment_end(end, self.settings, self._services.metrics)
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-            message = end.message or f"the engine ended with {end.reason}"
-            raise EngineFailed(end.code or EngineError.code, message, end.retry_after_ms)
+            error = end.error or EngineError(f"the engine ended with {end.reason}").info
+            raise EngineFailed(error.code, error.message, retry_after_ms=error.retry_after_ms)
         self._put_all(await audio.end_segment(), audio)
         segment.spoken.finish()
         self._put_words()
@@ -604,7 +605,7 @@ class Response:
             first_audio_ms=self._totals.first_audio_ms,
             num_text_tokens=self._totals.num_text_tokens,
             num_frames=self._totals.num_frames,
-            error=None if error is None else error_info(error),
+            error=None if error is None else ErrorInfo.from_error(error),
             has_runaway=self._totals.has_runaway,
         )
 

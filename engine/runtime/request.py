@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.api import FinishReason, SpeechEvent, SpeechRequest
+from engine.errors import ErrorInfo
 from engine.models.base import SequenceState
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Request:
     last_sent: bool = False
     finish_reason: FinishReason | None = None
     # (code, message).
-    error: tuple[str, str] | None = None
+    error: ErrorInfo | None = None
 
     @property
     def is_burst(self) -> bool:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from engine.api import FinishReason, InvalidRequest, RequestFinished, RequestParked, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
-from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, RequestTooLong
+from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, ErrorInfo, RequestTooLong
 from engine.memory.block_pool import BlockPool
 from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import DecodeStage, SequenceState, SpeechModel
@@ -36,11 +35,9 @@ PROMPT_END_ROWS = 2
 NO_PCM = np.zeros(0, dtype=np.float32)
 
 
-def describe_error(error: Exception) -> tuple[str, str]:
-    """(code, message) of what ended one request."""
-    if isinstance(error, EngineError):
-        return error.code, str(error)
-    return EngineError.code, f"{type(error).__name__}: {error}"
+def request_error(error: Exception) -> ErrorInfo:
+    """Describe what ended one request."""
+    return (error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")).info
 
 
 class RequestManager:
@@ -71,10 +68,7 @@ class RequestManager:
             self.check_capacity(spec)
             request = self.new_request(spec, epoch, seed)
         except Exception as error:
-            code, message = describe_error(error)
-            end = RequestFinished(spec.request_id, FinishReason.ERROR, code=code, message=message, seed=seed)
-            if isinstance(error, EngineOverloaded):
-                end = replace(end, retry_after_ms=error.retry_after_ms)
+            end = RequestFinished(spec.request_id, FinishReason.ERROR, error=request_error(error), seed=seed)
             self.events += [(epoch, end), (epoch, RequestReleased(spec.request_id))]
             return
         self.requests[epoch] = request
@@ -202,7 +196,7 @@ class RequestManager:
             self.events.append((request.epoch, RequestParked(request.spec.request_id, lead_ms)))
 
     def fail(self, request: Request, error: Exception) -> None:
-        request.error = describe_error(error)
+        request.error = request_error(error)
         self.finish(request, FinishReason.ERROR)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
@@ -220,7 +214,6 @@ class RequestManager:
         self.num_finished += 1
 
     def build_finished_event(self, request: Request, reason: FinishReason) -> RequestFinished:
-        code, message = request.error or (None, None)
         started = request.started_s if request.started_s is not None else self.clock()
         return RequestFinished(
             request_id=request.spec.request_id,
@@ -234,8 +227,7 @@ class RequestManager:
             first_audio_ms=self.ms_since_first_token(request, request.first_chunk_s),
             num_prompt_tokens=self.num_prompt_tokens(request),
             prompt_wait_ms=self.ms_since_first_token(request, request.prompt_ready_s),
-            code=code,
-            message=message,
+            error=request.error,
         )
 
     @staticmethod

@@ -166,7 +166,7 @@ async def test_text_closed_without_a_word_is_an_error_of_that_request(engine):
     stream.push_text("  ")
     stream.end_input()
     end = terminal(await events_of(stream))
-    assert (end.reason, end.code) == (FinishReason.ERROR, "invalid_request")
+    assert (end.reason, end.error.code) == (FinishReason.ERROR, "invalid_request")
     await assert_all_free(engine, stream)
 
 

@@ -108,7 +108,7 @@ def test_a_request_that_its_gateway_did_not_check_ends_alone(
     message = decode_message(next(read_messages(sockets[1]))[0])
     assert isinstance(message, EventsMessage)
     (_, end), (_, released) = unpack_events(message, b"")
-    assert (end.reason, end.code) == (FinishReason.ERROR, "invalid_request")  # type: ignore[union-attr]
+    assert (end.reason, end.error.code) == (FinishReason.ERROR, "invalid_request")  # type: ignore[union-attr]
     assert released == RequestReleased("r")
 
 
@@ -249,4 +249,4 @@ def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: GatewayConne
 
 def test_a_refused_recording_is_told_with_its_field() -> None:
     answer = encoding_error(3, InvalidRequest("audio is odd", "audio"))
-    assert (answer.number, answer.code, answer.param) == (3, "invalid_request", "audio")
+    assert (answer.number, answer.error.code, answer.error.param) == (3, "invalid_request", "audio")

@@ -300,8 +300,8 @@ async def test_a_loop_that_dies_in_speech_fails_every_request_once_and_rises_aga
     with pytest.raises(EngineDead):
         engine.submit(request(5))
     for ended in [RecordedStream(heard), *[await listen(stream) for stream in streams[1:]]]:
-        assert (ended.end.reason, ended.end.code) == (FinishReason.ERROR, "engine_dead")
-        assert "the device is gone" in (ended.end.message or "")
+        assert (ended.end.reason, ended.end.error.code) == (FinishReason.ERROR, "engine_dead")
+        assert "the device is gone" in ended.end.error.message
     for stream in streams:
         await stream.released()
         stream.cancel()
@@ -320,7 +320,7 @@ async def test_an_engine_that_cannot_rise_again_stays_dead_and_says_so(
 ) -> None:
     stream = engine.submit(request(text_closed=False))
     switch.step_fails = switch.making_fails = True
-    assert (await listen(stream)).end.code == "engine_dead"
+    assert (await listen(stream)).end.error.code == "engine_dead"
     await wait_until(lambda: "engine restart failed" in caplog.text)
     assert not engine.is_alive
     with pytest.raises(EngineDead):
@@ -337,7 +337,7 @@ async def test_rising_again_is_tried_until_it_works(
     monkeypatch.setattr(local_engine, "RESTART_PAUSE_S", 0.01)
     stream = engine.submit(request(text_closed=False))
     switch.step_fails = switch.making_fails = True
-    assert (await listen(stream)).end.code == "engine_dead"
+    assert (await listen(stream)).end.error.code == "engine_dead"
     await wait_until(lambda: caplog.text.count("engine restart failed") >= 3)
     assert not engine.is_alive
     switch.making_fails = False
@@ -353,7 +353,7 @@ async def test_an_engine_that_dies_again_and_again_rises_each_time(
     for number in range(1, 4):
         stream = engine.submit(request(text_closed=False))
         switch.step_fails = True
-        assert (await listen(stream)).end.code == "engine_dead"
+        assert (await listen(stream)).end.error.code == "engine_dead"
         await wait_until(lambda: engine.is_alive)
         assert engine.num_restarts == number
     check_says(shape, await listen(engine.submit(request(9))), request(9))
@@ -363,7 +363,7 @@ async def test_an_engine_that_dies_again_and_again_rises_each_time(
 async def test_an_engine_closed_while_it_rises_again_stays_closed(engine: LocalEngine, switch: Switch) -> None:
     stream = engine.submit(request(text_closed=False))
     switch.step_fails = True
-    assert (await listen(stream)).end.code == "engine_dead"
+    assert (await listen(stream)).end.error.code == "engine_dead"
     await engine.aclose()
     await asyncio.sleep(0.05)
     assert not engine.is_alive

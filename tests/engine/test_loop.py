@@ -110,11 +110,11 @@ def test_a_command_that_raises_costs_its_request_alone(
     loop.send(SubmitRequest(1, request("one", text="", text_closed=False)))
     loop.send(PushRequestText(1, "my secret"))
     end = heard.until_released(1)
-    assert (end.reason, end.code) == (FinishReason.ERROR, "engine_error")
+    assert (end.reason, end.error.code) == (FinishReason.ERROR, "engine_error")
     loop.send(PushRequestText(77, "of no request at all"))
     monkeypatch.undo()
     loop.send(SubmitRequest(2, request("two")))
-    assert heard.until_released(2).code is None
+    assert heard.until_released(2).error is None
     assert not heard.died_of
     assert "secret" not in caplog.text
     stats = loop.stats()
@@ -127,7 +127,7 @@ def test_free_memory_is_given_back_once_in_each_pause(
     for epoch in (1, 2):
         assert given_back.acquire(timeout=WAIT_S)
         loop.send(SubmitRequest(epoch, request()))
-        assert heard.until_released(epoch).code is None
+        assert heard.until_released(epoch).error is None
     assert given_back.acquire(timeout=WAIT_S)
     loop.send(CancelRequest(99))
     assert given_back.acquire(timeout=WAIT_S)
@@ -156,7 +156,7 @@ def test_what_a_step_hands_over_leaves_before_it_ends_and_the_engine_is_closed_b
     loop = EngineLoop(make, heard.deliver, heard.died_of.append)
     loop.start()
     loop.send(SubmitRequest(1, request()))
-    assert heard.until_released(1).code is None
+    assert heard.until_released(1).error is None
     assert not closed.is_set()
     loop.stop()
     loop.join()

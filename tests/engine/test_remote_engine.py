@@ -117,7 +117,7 @@ async def test_a_killed_process_fails_its_requests_once_and_comes_back(folder: P
     assert engine._process.pid is not None
     os.kill(engine._process.pid, signal.SIGKILL)
     ends = [end for _, end in await asyncio.gather(*speaking)]
-    assert {(end.reason, end.code) for end in ends} == {(FinishReason.ERROR, "engine_dead")}
+    assert {(end.reason, end.error.code) for end in ends} == {(FinishReason.ERROR, "engine_dead")}
     await until(lambda: engine.is_alive)
     _, end = await speak(engine, request("after"))
     assert end.reason is FinishReason.LENGTH
@@ -172,7 +172,7 @@ async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left
     stream = engine.submit(SpeechRequest(request_id="r", text="Hello"))
     connections[0].write(frame_message(b"\xc1 no message"))
     events = [event async for event in stream]
-    assert [event.code for event in events if isinstance(event, RequestFinished)] == ["engine_dead"]
+    assert [event.error.code for event in events if isinstance(event, RequestFinished)] == ["engine_dead"]
     await until(lambda: engine.num_restarts == 1)
     assert engine.is_alive
     await engine.aclose()

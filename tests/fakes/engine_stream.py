@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from engine.api import (
+    CodedError,
+    ErrorInfo,
     FinishReason,
     InvalidRequest,
     RequestFinished,
@@ -92,7 +94,7 @@ class FakeSpeechStream:
 
     def fail(self, code: str, message: str) -> None:
         if not self._ended:
-            self._end(FinishReason.ERROR, code, message)
+            self._end(FinishReason.ERROR, CodedError(code, message).info)
 
     async def released(self) -> None:
         await self._freed.wait()
@@ -189,17 +191,17 @@ class FakeSpeechStream:
         self._put(SpeechChunk(self.request_id, start_sample, pcm, tail, last))
         self._playback.generated(self.num_frames * FRAME_SAMPLES)
 
-    def _end(self, reason: FinishReason, code: str | None = None, message: str | None = None) -> None:
+    def _end(self, reason: FinishReason, error: ErrorInfo | None = None) -> None:
         """Say the terminal event; a cancel or an error also fences what was queued before it."""
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             while not self._events.empty():
                 self._events.get_nowait()
         self._ended = True
-        self._put(self._finished(reason, code, message))
+        self._put(self._finished(reason, error))
         if self._task is not asyncio.current_task():
             self._task.cancel()
 
-    def _finished(self, reason: FinishReason, code: str | None, message: str | None) -> RequestFinished:
+    def _finished(self, reason: FinishReason, error: ErrorInfo | None) -> RequestFinished:
         first_audio_ms = None
         if self._first_chunk_s is not None and self._first_text_s is not None:
             first_audio_ms = 1000 * (self._first_chunk_s - self._first_text_s)
@@ -214,8 +216,7 @@ class FakeSpeechStream:
             seed=zlib.crc32(self.request_id.encode()) if seed is None else seed,
             queue_ms=self._queue_ms,
             first_audio_ms=first_audio_ms,
-            code=code,
-            message=message,
+            error=error,
         )
 
     def _spoken(self, task: asyncio.Task[None]) -> None:

@@ -197,7 +197,7 @@ async def test_a_failing_request_fails_alone(engine):
     healthy = engine.submit(request("b", text=HELLO, text_closed=True))
     await asyncio.sleep(60)
     end = terminal(await events_of(failing))
-    assert (end.reason, end.num_frames, end.code) == (FinishReason.ERROR, 3, "engine_error")
+    assert (end.reason, end.num_frames, end.error.code) == (FinishReason.ERROR, 3, "engine_error")
     assert terminal(await events_of(healthy)).reason is FinishReason.STOP
 
 
@@ -205,7 +205,7 @@ async def test_a_dying_engine_fails_every_request_and_refuses_more(engine):
     engine.script_next(FakeScript(die_at_frame=2))
     streams = [engine.submit(request(name, text=HELLO, text_closed=True)) for name in "ab"]
     ends = [terminal(await events_of(stream)) for stream in streams]
-    assert [end.code for end in ends] == ["engine_dead"] * 2
+    assert [end.error.code for end in ends] == ["engine_dead"] * 2
     assert not engine.is_alive
     with pytest.raises(EngineDead):
         engine.submit(request("c", text=HELLO, text_closed=True))
@@ -254,4 +254,4 @@ async def test_text_after_the_close_is_refused_and_after_the_end_ignored(engine)
 async def test_closing_without_any_text_is_an_error_of_that_request(engine):
     stream = engine.submit(request())
     stream.end_input()
-    assert terminal(await events_of(stream)).code == "invalid_request"
+    assert terminal(await events_of(stream)).error.code == "invalid_request"

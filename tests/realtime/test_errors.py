@@ -37,7 +37,7 @@ def test_every_code_there_is_has_a_rule() -> None:
         (EngineError("m"), ErrorInfo("engine_error", "m", None, True)),
         (EngineDead("m"), ErrorInfo("engine_dead", "m", None, True)),
         (CheckpointError("m"), ErrorInfo("bad_checkpoint", "m", None, True)),
-        (EngineFailed("overloaded", "m", 700), ErrorInfo("overloaded", "m", None, True, 700)),
+        (EngineFailed("overloaded", "m", None, 700), ErrorInfo("overloaded", "m", None, True, 700)),
         (EngineFailed("request_too_long", "m"), ErrorInfo("request_too_long", "m")),
         (EngineTimeout("m"), ErrorInfo("engine_timeout", "m", None, True)),
         (TextInputClosed("m", "r"), ErrorInfo("text_closed", "m", "r")),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, UnderrunCause
 from sessions.config import SessionLimits
-from sessions.errors import EngineFailed, ErrorInfo, LimitExceeded, SlowReader, TextTimeout, error_info
+from sessions.errors import SlowReader, TextTimeout
 from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.ring import PacketRing, group_packets, max_message_ms
 from sessions.stall_detector import StallDetector, StallSource
@@ -106,18 +106,3 @@ def test_progress_or_another_source_restarts_a_stall_limit():
     error = detector.check(StallSource.WRITER, 2, 79.2)
     assert isinstance(error, TextTimeout)
     assert str(error) == "text_timeout_s is 60"
-
-
-@pytest.mark.parametrize(
-    ("error", "info"),
-    [
-        (LimitExceeded("max_x is 1", "x"), ErrorInfo("limit_exceeded", "max_x is 1", "x")),
-        (LimitExceeded("max_x is 1", None, 500), ErrorInfo("limit_exceeded", "max_x is 1", None, True, 500)),
-        (EngineFailed("engine_dead", "it died"), ErrorInfo("engine_dead", "it died", None, True)),
-        (EngineFailed("overloaded", "full", 700), ErrorInfo("overloaded", "full", None, True, 700)),
-        (EngineFailed("request_too_long", "too long"), ErrorInfo("request_too_long", "too long", None, False)),
-        (RuntimeError("a secret"), ErrorInfo("internal_error", "internal error")),
-    ],
-)
-def test_every_error_has_the_shape_that_clients_see(error: Exception, info: ErrorInfo):
-    assert error_info(error) == info

@@ -113,7 +113,7 @@ def test_a_voice_that_a_thread_cannot_hear_costs_its_own_request(tmp_path: Path,
     bench.run()
     bench.check_idle()
     broken, whole = (bench.heard[row] for row in rows)
-    assert (broken.end.message, broken.num_samples) == ("RuntimeError: no more memory", 0)
+    assert (broken.end.error.message, broken.num_samples) == ("RuntimeError: no more memory", 0)
     assert whole.reason is not FinishReason.ERROR
 
 

@@ -243,8 +243,8 @@ def test_a_fault_ends_its_own_request_alone(shape: ChecksumFamily, fault: str) -
         if heard.spec.instruct:
             assert heard.reason is FinishReason.ERROR
             assert heard.end
-            assert heard.end.code == "engine_error"
-            assert heard.end.message
+            assert heard.end.error.code == "engine_error"
+            assert heard.end.error.message
         else:
             assert heard.reason in (FinishReason.STOP, FinishReason.LENGTH)
             check_says(shape, heard, text)
@@ -259,8 +259,8 @@ def test_a_request_that_cannot_even_begin_ends_alone(shape: ChecksumFamily) -> N
     bench.run()
     bench.check_idle()
     check_says(shape, bench.heard[first], "hello")
-    codes = [heard.end.code for heard in bench.heard.values() if heard.end]
-    assert codes == [None, "engine_error", "unknown_voice", "invalid_request"]
+    errors = [heard.end.error for heard in bench.heard.values() if heard.end]
+    assert [error and error.code for error in errors] == [None, "engine_error", "unknown_voice", "invalid_request"]
 
 
 @pytest.mark.parametrize("max_running_requests", [1, 64])

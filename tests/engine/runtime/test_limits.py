@@ -178,8 +178,8 @@ def test_special_token_strings_never_become_special_tokens(make_bench: MakeBench
 def test_text_without_anything_visible_ends_in_an_error(make_bench: MakeBench, text: str) -> None:
     heard = say(make_bench(), text)
     assert heard.end
-    assert (heard.reason, heard.end.code) == (FinishReason.ERROR, "invalid_request")
-    assert "nothing that can be spoken" in (heard.end.message or "")
+    assert (heard.reason, heard.end.error.code) == (FinishReason.ERROR, "invalid_request")
+    assert "nothing that can be spoken" in heard.end.error.message
 
 
 def test_a_text_of_100_000_characters_is_refused_at_the_door(make_bench: MakeBench, tiny_folder: Path) -> None:
@@ -197,8 +197,8 @@ def test_the_engine_itself_holds_no_more_than_it_says_whoever_asks(make_bench: M
     bench.run()
     end = bench.heard[refused].end
     assert end
-    assert (end.reason, end.code) == (FinishReason.ERROR, "overloaded")
-    assert end.message == "3 requests are active; the limit is 3"
+    assert (end.reason, end.error.code) == (FinishReason.ERROR, "overloaded")
+    assert end.error.message == "3 requests are active; the limit is 3"
     assert bench.heard[refused].released
     assert not any(bench.heard[epoch].end for epoch in taken)
     bench.cancel(taken[0])
@@ -217,7 +217,7 @@ def test_a_reply_that_speaks_waits_for_its_next_segment_where_a_new_one_is_refus
     first, second, other = (bench.submit(text="Hello.", text_closed=True, segment=segment) for segment in (0, 1, 0))
     bench.run()
     assert [bench.heard[row].reason is FinishReason.ERROR for row in (first, second, other)] == [False, False, True]
-    assert bench.heard[other].end.code == EngineOverloaded.code
+    assert bench.heard[other].end.error.code == EngineOverloaded.code
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -227,8 +227,8 @@ def test_above_the_ceiling_even_a_reply_that_speaks_is_refused(make_bench: MakeB
     refused = bench.submit(text="Hello.", text_closed=True, segment=3)
     end = bench.heard[refused].end
     assert end
-    assert (end.code, end.message) == (EngineOverloaded.code, "4 requests are active; the limit is 4")
-    assert end.retry_after_ms
+    assert (end.error.code, end.error.message) == (EngineOverloaded.code, "4 requests are active; the limit is 4")
+    assert end.error.retry_after_ms
     bench.run()
     bench.check_idle()
     assert all(bench.heard[epoch].reason is not FinishReason.ERROR for epoch in taken)
@@ -239,9 +239,9 @@ def test_an_instruction_longer_than_the_cache_is_refused_with_limit_and_value(ma
     assert say(bench, instruct="Speak calmly.").reason is not FinishReason.ERROR
     end = say(bench, instruct="calmly " * 200).end
     assert end
-    assert end.code == "request_too_long"
-    assert end.message
-    assert re.fullmatch(r"voice and instruct need \d{3,} positions; the cache holds 320", end.message)
+    assert end.error.code == "request_too_long"
+    assert end.error.message
+    assert re.fullmatch(r"voice and instruct need \d{3,} positions; the cache holds 320", end.error.message)
     assert say(bench).reason is not FinishReason.ERROR, "nothing of it is left behind"
 
 
@@ -253,7 +253,7 @@ def test_a_text_that_grows_too_long_ends_in_an_error_with_limit_and_value(make_b
     bench.push_text(epoch, "c")
     end = bench.heard[epoch].end
     assert end
-    assert (end.code, end.message) == ("request_too_long", "text has 51 characters; one request takes 50")
+    assert (end.error.code, end.error.message) == ("request_too_long", "text has 51 characters; one request takes 50")
     bench.run()
     bench.check_idle()
 
@@ -264,8 +264,8 @@ def test_a_text_that_can_never_fit_the_cache_is_refused_and_others_go_on(make_be
     long = bench.submit(text="x1" * 200, text_closed=True)
     end = bench.heard[long].end
     assert end
-    assert end.code == "request_too_long"
-    assert "the cache holds 128" in (end.message or "")
+    assert end.error.code == "request_too_long"
+    assert "the cache holds 128" in end.error.message
     bench.run()
     bench.check_idle()
     assert bench.heard[short].reason in (FinishReason.STOP, FinishReason.LENGTH)
@@ -285,8 +285,8 @@ def test_what_slips_past_the_door_ends_in_the_same_error(
 ) -> None:
     heard = say(make_bench(), **fields)
     assert heard.end
-    assert (heard.reason, heard.end.code) == (FinishReason.ERROR, code)
-    assert part in (heard.end.message or "")
+    assert (heard.reason, heard.end.error.code) == (FinishReason.ERROR, code)
+    assert part in heard.end.error.message
 
 
 # -- what the end tells ------------------------------------------------------------------------------------------

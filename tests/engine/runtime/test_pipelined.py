@@ -217,8 +217,8 @@ def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
     bench.run()
     assert bench.heard[first].reason is not FinishReason.ERROR
     assert bench.heard[second].end is not None
-    assert bench.heard[second].end.code == EngineOverloaded.code
-    assert bench.heard[second].end.retry_after_ms
+    assert bench.heard[second].end.error.code == EngineOverloaded.code
+    assert bench.heard[second].end.error.retry_after_ms
 
 
 def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[EngineHarness, list[list[set[str]]]]:

@@ -179,5 +179,5 @@ def speech(folder: Path, graphs: bool, fused: bool) -> list[Pcm]:
         if isinstance(event, SpeechChunk):
             pcm[epoch].append(event.pcm)
         elif isinstance(event, RequestFinished):
-            assert event.code is None, event.message
+            assert event.error is None, event.error
     return [np.concatenate(pieces) for pieces in pcm.values()]

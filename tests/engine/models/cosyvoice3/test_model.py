@@ -156,7 +156,7 @@ def told(bench: EngineHarness, row: int) -> tuple[str | None, str]:
     heard = bench.heard[row]
     assert heard.reason is FinishReason.ERROR
     assert heard.end is not None
-    return heard.end.code, heard.end.message or ""
+    return heard.end.error.code, heard.end.error.message
 
 
 def test_what_is_told_of_the_model(loaded: LoadedCheckpoint) -> None:
