@@ -82,7 +82,7 @@ class EventBridge:
             await asyncio.wait(self._speaking, timeout=timeout_s)
 
     async def handle_event(self, event: ev.ClientEvent) -> None:
-        """Act on one event. Raises ``RemoteProtocolError``, ``RequestRefused``, ``SessionError`` or ``EngineError``."""
+        """Act on one event. Raises ``SpeechError``."""
         self._session.touch()
         if isinstance(event, ev.ResponseCreate) and event.response_id is None:
             event = msgspec.structs.replace(event, response_id=f"resp_{secrets.token_hex(8)}")

@@ -64,7 +64,7 @@ class Call:
         return bool(self._speaking or self._queue or self._unplayed)
 
     async def handle_command(self, command: model.Command) -> model.CallEvent | None:
-        """Gives the answer, if there is one. Raises ``SessionError`` or ``RequestRefused``."""
+        """Gives the answer, if there is one. Raises ``SpeechError``."""
         self._session.touch()
         match command:
             case model.SayCommand():

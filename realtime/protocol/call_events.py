@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from realtime.errors import RemoteProtocolError
 from realtime.protocol.model import CallEvent, Command
-from realtime.protocol.native import field_at_fault
+from realtime.protocol.native import decode_json
 
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 _encoder = msgspec.json.Encoder()
@@ -14,12 +13,7 @@ _encoder = msgspec.json.Encoder()
 
 def parse_command(message: str | bytes) -> Command:
     """Raises ``RemoteProtocolError``."""
-    try:
-        return _decoder.decode(message)
-    except msgspec.ValidationError as error:
-        raise RemoteProtocolError("invalid_event", str(error), field_at_fault(str(error))) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None
+    return decode_json(_decoder.decode, message)
 
 
 def serialize(event: CallEvent) -> str:

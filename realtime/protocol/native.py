@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import NoReturn, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -35,12 +36,12 @@ _complaint = re.compile(r"(?:field `(?P<field>[^`]*)`)?(?: - at `\$\.?(?P<place>
 
 def parse_client(data: str | bytes) -> ClientEvent:
     """Read one text message of a client. Raises ``RemoteProtocolError``."""
-    return _parse(_client_decoder, data)
+    return decode_json(_client_decoder.decode, data, "type")
 
 
 def parse_server(data: str | bytes) -> ServerEvent:
     """Read one text message of a server. Raises ``RemoteProtocolError``."""
-    return _parse(_server_decoder, data)
+    return decode_json(_server_decoder.decode, data, "type")
 
 
 def serialize(event: ClientEvent | ServerEvent) -> str:
@@ -97,21 +98,16 @@ def _parse_packets(data: bytes, num_packets: int) -> tuple[bytes, ...]:
     return tuple(packets)
 
 
-def _parse(decoder: msgspec.json.Decoder[Event], data: str | bytes) -> Event:
+def decode_json(decode: Callable[[str | bytes], Event], data: str | bytes, tag: str | None = None) -> Event:
+    """Read JSON; a wrong ``tag`` is an unknown event. Raises ``RemoteProtocolError``."""
     try:
-        return decoder.decode(data)
+        return decode(data)
     except msgspec.ValidationError as error:
-        _refuse(str(error))
+        path = field_at_fault(str(error))
+        code = "unknown_event" if tag is not None and path == tag else "invalid_event"
+        raise RemoteProtocolError(code, str(error), path) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None
-
-
-def _refuse(message: str) -> NoReturn:
-    """Tell an unknown event from a known one with a wrong field."""
-    path = field_at_fault(message)
-    if path == "type":
-        raise RemoteProtocolError("unknown_event", message, path)
-    raise RemoteProtocolError("invalid_event", message, path)
 
 
 def field_at_fault(message: str) -> str | None:

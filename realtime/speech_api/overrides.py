@@ -33,7 +33,7 @@ async def override_settings(
 ) -> SpeechSettings:
     """``base`` with the fields' sampling, layout, chunks and cloned voice. Encodes a recording that they bring.
 
-    Raises ``RequestRefused``, ``InvalidRequest`` or ``SessionError``.
+    Raises ``SpeechError``.
     """
     body = body_of({"input": "", **fields})
     check_task(body, server.engine.info)

@@ -40,7 +40,7 @@ async def prepare_job(
 ) -> SpeechJob:
     """What can be told without listening to a recording is told first.
 
-    Raises ``RequestRefused``, ``SessionError`` or ``InvalidRequest``.
+    Raises ``SpeechError``.
     """
     _check_text(body, server)
     default_format = server.config.speech.response_format

@@ -302,7 +302,7 @@ class DialectConnection:
             await self._link.close(CloseCode.INTERNAL_ERROR, error.code)
 
     def _authenticate(self, key: str) -> None:
-        """Raises ``RequestRefused`` or ``SessionError``. Once it is known whose connection this is, it stays theirs."""
+        """Raises ``SpeechError``. Once it is known whose connection this is, it stays theirs."""
         if self._session is not None:
             return
         caller = self._server.gatekeeper.principal_for_key(key)

@@ -66,7 +66,7 @@ class SpeechAborted(Exception):
 
 
 async def speech(request: Request) -> Response:
-    """Raises ``RequestRefused``, ``SessionError`` or ``EngineError`` as long as no audio was sent."""
+    """Raises ``SpeechError`` as long as no audio was sent."""
     server = server_of(request)
     caller = server.gatekeeper.authenticate(request)
     body = await decode(parse_body, await read_body(request, server, caller))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from realtime.browser_tokens import TokenScope
 from realtime.errors import RequestRefused
-from realtime.protocol.native import field_at_fault
+from realtime.speech_api.request_body import parse_object
 from realtime.transports.http_routes import server_of
 from realtime.transports.http_transport import read_limited_body
 
@@ -101,12 +100,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     """The body, a JSON object or nothing. Raises ``RequestRefused``."""
     config = server_of(request).config
     body = await read_limited_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
-    try:
-        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
-    except msgspec.ValidationError as error:
-        raise RequestRefused("invalid_event", str(error), field_at_fault(str(error))) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RequestRefused("malformed_json", f"the body is not JSON: {error}") from None
+    return parse_object(body or b"{}")
 
 
 def token_routes() -> list[BaseRoute]:

@@ -48,7 +48,7 @@ class XiaozhiService:
         version: int = 1,
         accept: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """With one of them, to its end. Raises ``RequestRefused``, ``SessionError`` or ``EngineError``, and then it was
+        """With one of them, to its end. Raises ``SpeechError``, and then it was
         not accepted."""
         self.server.check_connection_limits(caller)
         settings = self.server.config.xiaozhi

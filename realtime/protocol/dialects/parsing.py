@@ -11,7 +11,7 @@ import msgspec
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol.model import Message
-from realtime.protocol.native import field_at_fault
+from realtime.protocol.native import decode_json
 
 T = TypeVar("T")
 
@@ -20,12 +20,7 @@ MAX_CONTEXT_ID_CHARS = 256
 
 def parse_json(message: Message, kind: type[T]) -> T:
     """Read a text message, or the body of a request. Raises ``RemoteProtocolError``."""
-    try:
-        return msgspec.json.decode(message, type=kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise RemoteProtocolError("invalid_event", str(error), field_at_fault(str(error))) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None
+    return decode_json(lambda data: msgspec.json.decode(data, type=kind, strict=False), message)
 
 
 def text_only(message: Message) -> str:

@@ -11,7 +11,7 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol.events import Id
 from realtime.protocol.model import RequestedFormat, SpeechOptions
-from realtime.protocol.native import field_at_fault
+from realtime.protocol.native import decode_json, field_at_fault
 
 VERSION = 1
 MAX_PLAYED_MS = 1e12
@@ -24,7 +24,6 @@ JSON = "application/json"
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Milliseconds = Annotated[float, Meta(ge=0, le=MAX_PLAYED_MS)]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
-Message = TypeVar("Message")
 
 
 class MqttFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -227,24 +226,24 @@ def serialize(message: Struct) -> str:
 
 def parse_open(payload: bytes) -> MqttOpen:
     """Raises ``RemoteProtocolError``, as all of these do."""
-    return _checked(_parse(_open, payload))
+    return _checked(decode_json(_open.decode, payload, "t"))
 
 
 def parse_say(payload: bytes) -> MqttSay:
-    return _checked(_parse(_say, payload))
+    return _checked(decode_json(_say.decode, payload, "t"))
 
 
 def parse_client_message(payload: str | bytes) -> ClientMessage:
-    return _parse(_in, payload)
+    return decode_json(_in.decode, payload, "t")
 
 
 def parse_server_message(payload: str | bytes) -> ServerMessage:
-    return _parse(_out, payload)
+    return decode_json(_out.decode, payload, "t")
 
 
 def parse_answer(payload: bytes) -> MqttOpened | MqttRefusal:
     """What came back for ``open``."""
-    found = _parse(_answer, payload)
+    found = decode_json(_answer.decode, payload, "t")
     try:
         if isinstance(found, dict) and "error" in found:
             return msgspec.convert(found, MqttRefusal)
@@ -260,13 +259,3 @@ def _checked(message: SpeechMessage) -> SpeechMessage:
     if message.v != VERSION:
         raise RemoteProtocolError("invalid_event", f"v must be {VERSION}, the version spoken here; is {message.v}", "v")
     return message
-
-
-def _parse(decoder: msgspec.json.Decoder[Message], payload: str | bytes) -> Message:
-    try:
-        return decoder.decode(payload)
-    except msgspec.ValidationError as error:
-        path = field_at_fault(str(error))
-        raise RemoteProtocolError("unknown_event" if path == "t" else "invalid_event", str(error), path) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None

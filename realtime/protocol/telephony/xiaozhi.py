@@ -14,6 +14,7 @@ import msgspec
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
+from realtime.protocol.native import decode_json
 from realtime.protocol.telephony import base
 
 # Of what devices are sent. What they send has a rate of its own, which every decoder of Opus makes into this.
@@ -54,7 +55,7 @@ class XiaozhiDialect(base.TelephonyDialect):
     def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.caller_audio(message)]
-        found = _read(message)
+        found = decode_json(_decoder.decode, message)
         match found.get("type"):
             case "hello":
                 return [self._hello(found)]
@@ -139,12 +140,3 @@ def unpack_frame(version: int, message: bytes) -> bytes:
         found = f"a packet has at most {MAX_PACKET_BYTES} bytes, this one {len(packet)}"
         raise RemoteProtocolError("message_too_big", found)
     return packet
-
-
-def _read(message: str) -> dict[str, Any]:
-    try:
-        return _decoder.decode(message)
-    except msgspec.ValidationError as error:
-        raise RemoteProtocolError("invalid_event", str(error)) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RemoteProtocolError("malformed_json", f"not a JSON message: {error}") from None
