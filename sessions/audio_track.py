@@ -16,7 +16,7 @@ from sessions.audio.resampler import Resampler
 from sessions.audio.segment_joiner import SegmentJoiner
 from sessions.audio.time_stretch import TimeStretcher
 from sessions.config import AudioFormat
-from sessions.encoder_pool import EncoderPool
+from sessions.encoders import EncoderPool
 from sessions.packetizer import PACKET_MS, AudioPacket, codec_delay_ms, create_packetizer
 from sessions.text_track import FlushItem
 

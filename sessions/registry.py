@@ -19,7 +19,7 @@ from sessions.audio.opus_library import OpusUnavailable
 from sessions.audio_track import AudioTrack
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
-from sessions.encoder_pool import EncoderPool
+from sessions.encoders import EncoderPool
 from sessions.errors import LimitExceeded
 from sessions.metrics import Metrics, NoMetrics
 from sessions.response_limiter import ResponseLimiter

@@ -373,7 +373,7 @@ class Response:
             self._put_all(await audio.push(first), audio)
             await asyncio.sleep(0)  # now it leaves
         elif self._services.limits.chunks_in_turn:
-            await self._services.loop_throttle.wait_turn()
+            await self._services.encoders.wait_turn()
         self._put_all(await audio.push(chunk), audio)
         self._put_words()
         self._report_playback_to_engine()

@@ -9,8 +9,7 @@ from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.idle_backlog import IdleAlignmentBacklog
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.config import SessionLimits, SpeechSettings
-from sessions.encoder_pool import EncoderPool
-from sessions.loop_throttle import LoopThrottle
+from sessions.encoders import EncoderPool
 from sessions.metrics import Metrics
 from sessions.text_budget import TextBudget
 from sessions.validation import check_settings
@@ -34,8 +33,6 @@ class SessionServices:
     idle_backlog: IdleAlignmentBacklog = field(default_factory=IdleAlignmentBacklog)
     # Where a query's alignment catches up.
     aligners: EncoderPool = field(default_factory=lambda: EncoderPool(0))
-    # For chunks of speech: an engine gives those of many responses at once.
-    loop_throttle: LoopThrottle = field(default_factory=LoopThrottle)
     text_budget: TextBudget = field(default_factory=TextBudget)
 
     def validate(self, settings: SpeechSettings, key: str) -> SpeechSettings:

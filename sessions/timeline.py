@@ -13,7 +13,7 @@ from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.alignment.word_spans import WordSpanTracker, last_word_boundary
 from sessions.alignment.word_times import WordTime, to_word_time
 from sessions.audio.pcm import Pcm
-from sessions.encoder_pool import EncoderPool
+from sessions.encoders import EncoderPool
 from sessions.events import HeardText
 from sessions.text.spans import SpannedText
 

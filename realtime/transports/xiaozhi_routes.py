@@ -22,7 +22,7 @@ from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import WRITE_GRACE_S, MessageTransport, WebSocketTransport
 from realtime.xiaozhi.device_transport import XiaozhiTransport
-from sessions.encoder_pool import EncoderPool
+from sessions.encoders import EncoderPool
 
 log = logging.getLogger("voicewire.xiaozhi")
 

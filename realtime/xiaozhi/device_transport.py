@@ -16,7 +16,7 @@ from realtime.transports.transport import MessageTransport
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusError, OpusPacket, OpusSettings
 from sessions.audio.pcm import pcm_to_s16le, s16le_to_pcm
 from sessions.clock import now_s
-from sessions.encoder_pool import EncoderPool
+from sessions.encoders import EncoderPool
 
 log = logging.getLogger("voicewire.xiaozhi")
 

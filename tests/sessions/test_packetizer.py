@@ -16,7 +16,7 @@ from engine.api import SpeechChunk
 from sessions.audio.formats.registry import RATES, stream_encoder
 from sessions.audio_track import ENCODE_SLICE_PACKETS, AudioOutput, AudioTrack
 from sessions.config import AudioFormat, Encoding
-from sessions.encoder_pool import EncoderPool
+from sessions.encoders import EncoderPool
 from sessions.packetizer import PACKET_MS, create_packetizer
 from sessions.text_track import FlushItem
 from tests.sessions.audio.formats.decoding import DEMUXERS, decode

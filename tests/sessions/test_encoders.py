@@ -1,8 +1,9 @@
-"""What comes together is done one by one, and what else is due comes between."""
+"""Encoders run beside the event loop, in one thread at a time each, or in turns on it."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import pytest
 
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
-from sessions.loop_throttle import LoopThrottle
+from sessions.encoders import EncoderPool
 from sessions.registry import SessionRegistry
 from tests.sessions.conftest import BURST, LIMITS, PACED, RecordingEngine
 from tests.sessions.response_reader import read, reading_task
@@ -18,8 +19,38 @@ from tests.sessions.response_reader import read, reading_task
 NUM = 8
 
 
-async def turns_taken(turns: LoopThrottle) -> list[int]:
-    """The turn of the loop in which each had its."""
+@pytest.mark.parametrize("num_threads", [1, 2])
+async def test_work_runs_off_the_event_loop(num_threads: int):
+    pool = EncoderPool(num_threads)
+    started, go_on = threading.Event(), threading.Event()
+
+    def work() -> str:
+        started.set()
+        go_on.wait(10)
+        return threading.current_thread().name
+
+    task = asyncio.create_task(pool.run(work))
+    while not started.is_set():
+        await asyncio.sleep(0.001)
+    go_on.set()
+    assert (await task).startswith("voicewire-encoder")
+    pool.close()
+    pool.close()
+
+
+async def test_without_threads_work_runs_in_place():
+    assert await EncoderPool(0).run(threading.current_thread) is threading.main_thread()
+
+
+async def test_error_of_the_work_is_raised():
+    pool = EncoderPool(1)
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(lambda: 1 // 0)
+    pool.close()
+
+
+async def turns_taken(pool: EncoderPool) -> list[int]:
+    """The event loop iterations in which the callers returned."""
     loop, now, found = asyncio.get_running_loop(), 0, []
 
     def count() -> None:
@@ -29,7 +60,7 @@ async def turns_taken(turns: LoopThrottle) -> list[int]:
             loop.call_soon(count)
 
     async def work() -> None:
-        await turns.wait_turn()
+        await pool.wait_turn()
         found.append(now)
 
     loop.call_soon(count)
@@ -37,28 +68,28 @@ async def turns_taken(turns: LoopThrottle) -> list[int]:
     return found
 
 
-async def test_no_two_share_a_turn() -> None:
-    turns = LoopThrottle()
+async def test_no_two_callers_share_an_iteration() -> None:
+    pool = EncoderPool(0)
     for _ in range(3):
-        found = await turns_taken(turns)
+        found = await turns_taken(pool)
         assert len(set(found)) == NUM
         assert found == sorted(found)
 
 
-async def test_who_does_not_wait_any_more_holds_up_nobody() -> None:
-    turns = LoopThrottle()
-    await turns.wait_turn()
-    waiting = [asyncio.create_task(turns.wait_turn()) for _ in range(3)]
+async def test_cancelled_caller_does_not_block_the_next() -> None:
+    pool = EncoderPool(0)
+    await pool.wait_turn()
+    waiting = [asyncio.create_task(pool.wait_turn()) for _ in range(3)]
     await asyncio.sleep(0)
     waiting[0].cancel()
     async with asyncio.timeout(5):
         await asyncio.gather(*waiting[1:])
     await asyncio.sleep(0.01)
-    assert not turns._taken
+    assert not pool._has_turn
 
 
 @pytest.mark.virtual_time
-async def test_the_packets_are_the_same(engine: RecordingEngine) -> None:
+async def test_turns_do_not_change_the_packets(engine: RecordingEngine) -> None:
     settings = SpeechSettings(format=AudioFormat(encoding=Encoding.MULAW, sample_rate=8_000))
     packets = {}
     for in_turn in (False, True):
@@ -76,7 +107,7 @@ async def test_the_packets_are_the_same(engine: RecordingEngine) -> None:
 
 
 @pytest.mark.parametrize("settings", [BURST, replace(PACED, lead_ms=200)], ids=["burst", "paced"])
-async def test_very_many_flushes_hold_up_nobody(registry: SessionRegistry, settings: SpeechSettings) -> None:
+async def test_many_flushes_do_not_block_the_event_loop(registry: SessionRegistry, settings: SpeechSettings) -> None:
     """Whether they wait for speech to be made or to be played."""
     response = registry.create(settings=settings).create_response(text="Hello there. ")
     for _ in range(5_000):
