@@ -22,7 +22,7 @@ from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
 from sessions.vad.barge_in import BargeInDetector, BargeInSettings
 from sessions.vad.echo_suppression import PlayoutLevel
-from sessions.vad.levels import level_db
+from sessions.vad.energy import level_db
 from training.flite import SAMPLE_RATE_HZ, synthesize
 from training.held_out import read_sentences
 

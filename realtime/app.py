@@ -37,7 +37,7 @@ from realtime.transports.voice_routes import VOICE_ROUTES
 from realtime.transports.wyoming_server import WyomingServer
 from realtime.transports.xiaozhi_mqtt_server import XiaozhiMqttServer
 from realtime.transports.xiaozhi_routes import XiaozhiService, device_routes
-from sessions.usage_counters import UsageCounters
+from sessions.admission import UsageCounters
 
 
 def create_app(

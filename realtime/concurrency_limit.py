@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from realtime.errors import RequestRefused
-from sessions.usage_counters import UsageCounters
+from sessions.admission import UsageCounters
 
 
 @dataclass(slots=True)

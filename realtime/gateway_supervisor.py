@@ -31,7 +31,7 @@ from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.shared_counters import SharedUsageCounters
 from realtime.signals import STOP_SIGNALS, run_until_signal
 from realtime.transports.listener import Ports, open_listeners
-from sessions.usage_counters import counter_names
+from sessions.admission import counter_names
 
 log = logging.getLogger("voicewire.gateways")
 

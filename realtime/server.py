@@ -16,14 +16,14 @@ from realtime.heap_trimmer import HeapTrimmer
 from realtime.metrics import ServerMetrics
 from realtime.setting_mapping import default_settings
 from realtime.voice_cloner import VoiceCloner
+from sessions.admission import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.registry import SessionRegistry
 from sessions.session import Session
-from sessions.usage_counters import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
-from sessions.voices.folder import voices_folder
 from sessions.voices.store import VoiceStore
+from sessions.voices.voice_file import voices_folder
 
 log = logging.getLogger("voicewire.server")
 

@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
-from sessions.usage_counters import LocalUsageCounters
+from sessions.admission import LocalUsageCounters
 
 CELL_BYTES = 4
 

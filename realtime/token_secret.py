@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from realtime.config import ConfigError
-from sessions.voices.folder import data_folder
+from sessions.voices.voice_file import data_folder
 
 FILE_NAME = "token-secret"
 NUM_RANDOM_BYTES = 32

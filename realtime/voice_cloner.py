@@ -15,9 +15,9 @@ from realtime.config import ConfigError, ServerConfig, VoiceStoreSettings
 from realtime.references.addresses import refuse_address
 from realtime.references.data_uri import PREFIX, decode_data_uri
 from realtime.references.fetch import Fetcher, FetchRules
+from sessions.admission import ENCODINGS, UPLOADS, LocalUsageCounters, UsageCounters
 from sessions.audio.pcm import Pcm
 from sessions.audio.recordings.sandbox import DecodeLimits, decode_in_subprocess
-from sessions.usage_counters import ENCODINGS, UPLOADS, LocalUsageCounters, UsageCounters
 from sessions.voices.voice import MAX_TRANSCRIPT_CHARS
 
 LARGEST = float(np.finfo(np.float32).max)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.api import SpeechChunk, SpeechEngine
+from sessions.admission import SESSIONS, LocalUsageCounters, ResponseLimiter, UsageCounters
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.idle_backlog import IdleAlignmentBacklog
 from sessions.alignment.lazy_aligner import AlignmentBacklog
@@ -22,10 +23,8 @@ from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
 from sessions.encoders import EncoderPool
 from sessions.errors import LimitExceeded
 from sessions.metrics import Metrics, NoMetrics
-from sessions.response_limiter import ResponseLimiter
 from sessions.session import Session
 from sessions.session_services import SessionServices
-from sessions.usage_counters import SESSIONS, LocalUsageCounters, UsageCounters
 from sessions.voices.store import VoiceStore
 
 logger = logging.getLogger(__name__)

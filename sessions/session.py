@@ -8,11 +8,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from sessions.admission import ResponseLimiter
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
 from sessions.response import Response
-from sessions.response_limiter import ResponseLimiter
 from sessions.session_services import SessionServices
 from sessions.weak import weak_method
 

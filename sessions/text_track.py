@@ -16,8 +16,8 @@ from sessions.text.dead_air import DeadAirSettings, TextPace, TextStats, should_
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
+from sessions.text.word_joiner import WordBuffer
 from sessions.timeline import ResponseTimeline, SegmentTimeline
-from sessions.word_buffer import WordBuffer
 
 # A long text is read only so far ahead of what is spoken, so that taking it in never holds up others.
 READ_AHEAD_SEGMENTS = 2

@@ -19,7 +19,7 @@ from realtime.protocol.telephony.base import TelephonyDialect
 from sessions.audio.pacer import Pacer, PacerSettings
 from sessions.clock import WakeEvent, is_due, next_tick, now_s
 from sessions.vad.echo_suppression import PlayoutLevel
-from sessions.vad.levels import SILENCE, SILENCE_DB
+from sessions.vad.energy import SILENCE, SILENCE_DB
 
 FRAME_MS = 20
 MARK_PREFIX = "vw"

@@ -24,8 +24,8 @@ from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
-from sessions.voices.folder import voices_folder
 from sessions.voices.store import VoiceStore
+from sessions.voices.voice_file import voices_folder
 
 EXIT_STATUS = {ResponseStatus.COMPLETED: 0, ResponseStatus.FAILED: 1, ResponseStatus.CANCELLED: 130}
 WRONG_SETTINGS = 2

@@ -16,11 +16,10 @@ from engine.api import ClonedVoice, EngineInfo, InvalidRequest
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import add_model_argument, running_engine
 from realtime.voice_cloner import VoiceCloner, check_transcript
-from sessions.voices.blend import blend
-from sessions.voices.folder import voices_folder
-from sessions.voices.lookup import resembles_built_in
+from sessions.voices.lookup import blend, resembles_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
+from sessions.voices.voice_file import voices_folder
 
 WRONG_SETTINGS = 2
 

@@ -24,8 +24,8 @@ from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_respons
 from realtime.speech_api.usage import usage, usage_headers
 from realtime.transports.disconnect import ClientLeft, cancel_on_disconnect, client_disconnected
 from realtime.transports.http_routes import openai_error, server_of
-from sessions.audio.formats.finalize import finalize_file
 from sessions.audio.formats.registry import stream_encoder
+from sessions.audio.wav import finalize_file
 from sessions.errors import LimitExceeded
 from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sessions.audio.fade import Fade, crossfade
+from sessions.audio.crossfade import Fade, crossfade
 from sessions.audio.pcm import EMPTY, Pcm
 
 

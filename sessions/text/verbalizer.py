@@ -19,8 +19,7 @@ from sessions.text.lexicon import (
     WEEKDAYS,
 )
 from sessions.text.markup import strip_markup
-from sessions.text.measures import verbalize_measures
-from sessions.text.money import verbalize_money
+from sessions.text.measures import verbalize_measures, verbalize_money
 from sessions.text.number_formats import verbalize_before_units, verbalize_number_formats, verbalize_numbers
 from sessions.text.rules import alternation
 

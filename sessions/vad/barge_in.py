@@ -18,9 +18,7 @@ import numpy.typing as npt
 
 from sessions.audio.resampler import Resampler
 from sessions.vad.echo_suppression import EchoThreshold
-from sessions.vad.levels import DECODERS, SILENCE, SILENCE_DB
-from sessions.vad.noise_floor import NoiseFloor
-from sessions.vad.onset import OnsetDetector
+from sessions.vad.energy import DECODERS, SILENCE, SILENCE_DB, NoiseFloor, OnsetDetector
 from sessions.vad.silero import CONTEXT_MS, RATES, WINDOW_MS, VadState, WindowSlicer, speech_probabilities
 
 NUM_TRACKS = 2

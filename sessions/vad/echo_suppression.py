@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sessions.vad.levels import SILENCE_DB, encoded_level_db
+from sessions.vad.energy import SILENCE_DB, encoded_level_db
 
 # Networks bring an echo back after at most so long.
 ECHO_TAIL_MS = 600

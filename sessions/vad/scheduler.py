@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sessions.clock import next_mid_tick, now_s
 from sessions.vad.barge_in import NUM_TRACKS, BargeInDetector, run_detector
-from sessions.vad.levels import SILENCE_DB
+from sessions.vad.energy import SILENCE_DB
 
 # In one turn of the event loop: it takes 1.3 ms at 8 kHz.
 MAX_BATCH_WINDOWS = 64

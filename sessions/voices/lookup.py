@@ -1,13 +1,33 @@
-"""The one place where the name of a stored voice becomes the voice itself."""
+"""Resolve the name of a stored voice, or of a blend of two, to the voice itself."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.api import EngineInfo, InvalidRequest
+import numpy as np
+
+from engine.api import ClonedVoice, EngineInfo, InvalidRequest
 from sessions.config import SpeechSettings
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest
+
+
+def blend(first: ClonedVoice, second: ClonedVoice, weight: float) -> ClonedVoice:
+    """The embedding ``weight`` of the way from the first to the second, as long as theirs are on the way there.
+
+    Recordings cannot be blended, so what comes out is cloned by its embedding alone. Raises ``InvalidRequest``.
+    """
+    if not 0 <= weight <= 1:
+        raise InvalidRequest(f"weight must be 0 to 1, is {weight:g}", "weight")
+    one, other = (np.frombuffer(voice.embedding, np.float32).astype(np.float64) for voice in (first, second))
+    if one.size != other.size:
+        message = f"voices of {one.size} and {other.size} numbers belong to two models and cannot be blended"
+        raise InvalidRequest(message, "voice")
+    mixed = (1 - weight) * one + weight * other
+    length = (1 - weight) * np.linalg.norm(one) + weight * np.linalg.norm(other)
+    mixed *= length / max(float(np.linalg.norm(mixed)), 1e-12)
+    return ClonedVoice(embedding=mixed.astype(np.float32).tobytes())
+
 
 BYTES_PER_NUMBER = 4
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from realtime.concurrency_limit import ConcurrencyLimit
 from realtime.errors import RequestRefused
 from realtime.shared_counters import SharedUsageCounters
+from sessions.admission import CONNECTIONS, UPLOADS, LocalUsageCounters, ResponseLimiter, counter_names, key_counter
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded
-from sessions.response_limiter import ResponseLimiter
-from sessions.usage_counters import CONNECTIONS, UPLOADS, LocalUsageCounters, counter_names, key_counter
 
 NAMES = counter_names(["ann", "ben"])
 NUM_COLUMNS = 3

@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sessions.text.word_joiner import MAX_HELD_CHARS, WordBuffer
 from sessions.text_track import READ_AHEAD_SEGMENTS, FlushItem, TextSegment, TextTrack
 from sessions.timeline import ResponseTimeline
-from sessions.word_buffer import MAX_HELD_CHARS, WordBuffer
 
 TEXT = st.text(st.sampled_from("ab ,.\n é🙂日本3$%"), max_size=400) | st.text(max_size=60)
 

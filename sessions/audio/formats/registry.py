@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from sessions.audio.formats.codecs import AacStream, FlacStream, Mp3Stream
 from sessions.audio.formats.ogg_opus import OggOpusStream
-from sessions.audio.formats.raw import RawStream, wav_stream
-from sessions.audio.formats.stream import StreamEncoder
+from sessions.audio.formats.raw import RawStream, StreamEncoder, wav_stream
 from sessions.audio.g711 import pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.opus import SAMPLE_RATES as OPUS_RATES
 from sessions.audio.opus import OpusApplication, OpusSettings

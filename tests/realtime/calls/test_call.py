@@ -16,7 +16,7 @@ from realtime.protocol.telephony.asterisk import AsteriskDialect
 from realtime.protocol.telephony.twilio import TwilioDialect
 from sessions.clock import TICK_S, next_tick, now_s
 from sessions.errors import DuplicateResponse, LimitExceeded, TextInputClosed, UnknownResponse
-from sessions.vad.levels import SILENCE_DB
+from sessions.vad.energy import SILENCE_DB
 from tests.fakes.engine import FakeScript
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.conftest import Phone, phone

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import SpeechChunk
-from sessions.audio.crossfade import ChunkOrderError, Crossfader
-from sessions.audio.fade import Fade, hann_ramp
+from sessions.audio.crossfade import ChunkOrderError, Crossfader, Fade, hann_ramp
 from sessions.audio.pcm import Pcm
 from tests.sessions.audio.signals import noise
 

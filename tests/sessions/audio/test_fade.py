@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.audio.fade import ramp_in, ramp_out
+from sessions.audio.crossfade import ramp_in, ramp_out
 from tests.sessions.audio.signals import noise
 
 

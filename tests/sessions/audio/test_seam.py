@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from engine.api import SpeechChunk
-from sessions.audio.crossfade import Crossfader
-from sessions.audio.fade import Fade
+from sessions.audio.crossfade import Crossfader, Fade
 from sessions.audio.pcm import Pcm
 from sessions.audio.segment_joiner import crossfade_join
 from tests.audio.seam_report import seam_report

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.audio.fade import Fade
+from sessions.audio.crossfade import Fade
 from sessions.audio.pcm import Pcm
 from sessions.audio.segment_joiner import SegmentJoiner, crossfade_join
 from tests.sessions.audio.signals import noise, pieces

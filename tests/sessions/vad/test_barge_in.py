@@ -19,7 +19,7 @@ from sessions.audio.pcm import Pcm, float_to_s16
 from sessions.audio.resampler import Resampler
 from sessions.vad.barge_in import MAX_REPLAYED_WINDOWS, NUM_TRACKS, BargeInDetector, BargeInSettings, run_detector
 from sessions.vad.echo_suppression import PlayoutLevel
-from sessions.vad.levels import level_db
+from sessions.vad.energy import level_db
 from sessions.vad.silero import MAX_SKIPPED_WINDOWS, VadState, WindowSlicer, speech_probabilities
 
 RATE = 8_000

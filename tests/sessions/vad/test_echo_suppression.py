@@ -7,7 +7,7 @@ import pytest
 
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.vad.echo_suppression import MAX_FRAMES, NUM_UNCONFIRMED_WINDOWS, NUM_WINDOWS, EchoThreshold, PlayoutLevel
-from sessions.vad.levels import SILENCE_DB, encoded_level_db, level_db
+from sessions.vad.energy import SILENCE_DB, encoded_level_db, level_db
 
 FRAME = 160
 LOUD = pcm_to_mulaw(np.full(FRAME, 0.1, np.float32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sessions.vad.noise_floor import NUM_WINDOWS, NoiseFloor
+from sessions.vad.energy import NUM_WINDOWS, NoiseFloor
 
 
 def heard(noise: NoiseFloor, levels: list[float], likely: float = 0.0) -> list[bool]:

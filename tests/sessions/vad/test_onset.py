@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.vad.onset import OnsetDetector
+from sessions.vad.energy import OnsetDetector
 
 
 @pytest.mark.parametrize(

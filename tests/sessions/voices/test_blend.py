@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, InvalidRequest
-from sessions.voices.blend import blend
+from sessions.voices.lookup import blend
 
 
 def cloned(*numbers: float) -> ClonedVoice:
