@@ -17,7 +17,7 @@ from engine.runtime.request import Emitted, RequestReleased
 from tests.engine.runtime.test_engine import LIMITS
 from tests.fakes.checksum_model import ChecksumFamily
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Heard:
