@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from realtime.config_section import SettingsSection
-from realtime.integration_config import MqttSettings, WyomingSettings, XiaozhiSettings
+from realtime.integration_config import MqttSettings, SettingsSection, WyomingSettings, XiaozhiSettings
 
 ENVIRONMENT_PREFIX = "VOICEWIRE_"
 SECRETS = frozenset({"auth.api_keys", "auth.token_secret", "calls.twilio_auth_token", "mqtt.password"})

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from engine.api import INTERNAL_ERROR, CodedError, ErrorInfo
-from realtime.protocol.close import CloseCode
+
+
+class CloseCode(IntEnum):
+    """Codes below 4000 mean what RFC 6455 and its registry say; the others are specific to this server."""
+
+    NORMAL = 1000
+    GOING_AWAY = 1001
+    UNSUPPORTED_DATA = 1003
+    INVALID_DATA = 1007
+    POLICY_VIOLATION = 1008
+    MESSAGE_TOO_BIG = 1009
+    INTERNAL_ERROR = 1011
+    SERVICE_RESTART = 1012
+    IDLE_TIMEOUT = 4408
+    SESSION_EXPIRED = 4410
+
+
+MEANINGS: dict[CloseCode, str] = {
+    CloseCode.NORMAL: "the client asked for it by session.close, or closed the socket itself",
+    CloseCode.GOING_AWAY: "the client went away",
+    CloseCode.UNSUPPORTED_DATA: "a binary message, where this wire takes text only",
+    CloseCode.INVALID_DATA: "a message that is not JSON, or is no event of this wire",
+    CloseCode.POLICY_VIOLATION: "too many errors on one connection",
+    CloseCode.MESSAGE_TOO_BIG: "a message above max_message_bytes",
+    CloseCode.INTERNAL_ERROR: "a fault of the server, or pings that were not answered",
+    CloseCode.SERVICE_RESTART: "the server is draining or restarting: connect again",
+    CloseCode.IDLE_TIMEOUT: "no event and no speech for idle_timeout_s",
+    CloseCode.SESSION_EXPIRED: "the session is older than max_session_duration_s",
+}
 
 
 class RequestRefused(CodedError):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from realtime.config_section import SettingsSection
+
+class SettingsSection(Struct, frozen=True, kw_only=True):
+    """A group of settings; each field says in its ``Meta`` what it is and how far it may go."""
 
 
 class MqttSettings(SettingsSection, frozen=True):

@@ -15,9 +15,8 @@ from realtime.calls.call import Call
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
 from realtime.calls.playout import CallPlayout
 from realtime.config import CallSettings
-from realtime.errors import RemoteProtocolError, rule_for
+from realtime.errors import CloseCode, RemoteProtocolError, rule_for
 from realtime.protocol import model
-from realtime.protocol.close import CloseCode
 from realtime.protocol.telephony import base
 from realtime.server import SpeechServer
 from realtime.transports.message_reader import MessageReader, check_size

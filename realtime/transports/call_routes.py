@@ -17,10 +17,9 @@ from starlette.websockets import WebSocket
 from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
-from realtime.errors import RemoteProtocolError, RequestRefused, rule_for
+from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused, rule_for
 from realtime.protocol import model
 from realtime.protocol.call_events import parse_command, serialize
-from realtime.protocol.close import CloseCode
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.http_transport import read_limited_body

@@ -15,10 +15,9 @@ from starlette.responses import JSONResponse
 from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.auth import UNKNOWN_KEY, Principal
 from realtime.context_registry import ContextIntent, ContextRegistry
-from realtime.errors import ProtocolError, RequestRefused, http_status, rule_for
+from realtime.errors import CloseCode, ProtocolError, RequestRefused, http_status, rule_for
 from realtime.option_resolver import OptionResolver
 from realtime.protocol import model
-from realtime.protocol.close import CloseCode
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.server import SpeechServer

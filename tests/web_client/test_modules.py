@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from realtime.errors import MEANINGS
 from realtime.protocol import events as ev
-from realtime.protocol.close import MEANINGS
 from realtime.protocol.native import PATH, SUBPROTOCOL
 
 HERE = Path(__file__).parent

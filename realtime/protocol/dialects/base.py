@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from engine.api import ErrorInfo
+from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
+
+# The one context of an HTTP request.
+HTTP_CONTEXT = ""
 
 
 class Dialect(ABC):
@@ -57,3 +61,28 @@ class Dialect(ABC):
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         """Body and headers of an HTTP answer with this ``status``, in the vendor's shape."""
         return {"error": {"message": error.message, "code": error.code}}, {}
+
+
+class HttpDialect(Dialect):
+    """One text in the request, its speech in the body of the answer."""
+
+    def start_response(
+        self, wish: model.SpeechOptions, text: str, param: str = "text"
+    ) -> Iterator[model.DialectCommand]:
+        """Raises ``RemoteProtocolError`` where there is no text; ``param`` is what the vendor calls it."""
+        if not text.strip():
+            raise RemoteProtocolError("invalid_request", f"{param} is empty", param)
+        yield model.OpenContext(HTTP_CONTEXT, wish)
+        yield model.AppendText(HTTP_CONTEXT, text, last=True)
+
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        match event:
+            case model.ContextAudio():
+                yield model.SendMessage(event.data)
+            case model.ContextEnded(error=None):
+                yield model.CloseConnection()
+            case model.ContextEnded(error=ErrorInfo() as error):
+                yield model.AbortRequest(error)
+
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
+        yield model.AbortRequest(error)

@@ -1,4 +1,7 @@
-"""Cartesia's socket: contexts by their ids, at once, opened by their first request and closed by the last."""
+"""Cartesia: a socket with contexts by their ids, ``/tts/bytes``, a file as it is spoken, and ``/tts/sse``, its events.
+
+A context of the socket is opened by its first request and closed by the last.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,104 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import Struct, field
+
 from engine.api import ErrorInfo
-from realtime.errors import RemoteProtocolError
+from realtime.errors import RemoteProtocolError, http_status
 from realtime.protocol import model
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.cartesia_common import GenerationRequest, error_fields, word_timestamps
-from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
-from realtime.protocol.dialects.sentence_spacing import with_sentence_space
+from realtime.protocol.dialects.base import Dialect, HttpDialect
+from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only, with_sentence_space
+
+ENCODINGS = {"pcm_s16le": "pcm_s16le", "pcm_f32le": "pcm_f32le", "pcm_mulaw": "mulaw", "pcm_alaw": "alaw"}
+DEFAULT_RATE = 44_100
+TITLES = {400: "Invalid request", 401: "Unauthorized", 404: "Not found", 413: "Too long", 429: "Too many requests"}
+
+
+class CartesiaVoice(Struct):
+    """By its id; an embedding is not understood, and spoken by the default voice."""
+
+    id: str | None = None
+    mode: str | None = None
+
+
+class OutputFormat(Struct):
+    container: str | None = None
+    encoding: str | None = None
+    sample_rate: int | None = None
+    bit_rate: int | None = None
+
+
+class CartesiaGenerationConfig(Struct):
+    speed: float | None = None
+
+
+class GenerationRequest(Struct):
+    """On the socket and over HTTP; what is not named here has no counterpart."""
+
+    transcript: str | None = None
+    voice: CartesiaVoice | str | None = None
+    output_format: OutputFormat | None = None
+    language: str | None = None
+    locale: str | None = None
+    generation_config: CartesiaGenerationConfig | None = None
+    seed: int | None = None
+    context_id: str | None = None
+    continues: bool | None = field(default=None, name="continue")
+    flush: bool | None = None
+    cancel: bool | None = None
+    add_timestamps: bool | None = None
+    use_normalized_timestamps: bool | None = None
+
+    def to_options(self, containers: tuple[str, ...]) -> model.SpeechOptions:
+        """Raises ``RemoteProtocolError``."""
+        config = self.generation_config
+        return model.SpeechOptions(
+            voice=self.voice.id if isinstance(self.voice, CartesiaVoice) else self.voice,
+            language=self.language or self.locale,
+            format=wire_format(self.output_format or OutputFormat(), containers),
+            seed=self.seed,
+            speed=config.speed if config and config.speed is not None else 1.0,
+            word_times=bool(self.add_timestamps),
+        )
+
+
+def wire_format(asked: OutputFormat, containers: tuple[str, ...]) -> model.RequestedFormat:
+    """Raises ``RemoteProtocolError``."""
+    container, sample_rate = asked.container or "raw", asked.sample_rate or DEFAULT_RATE
+    if container not in containers:
+        raise _unsupported("container", containers, container)
+    if container == "mp3":
+        return model.RequestedFormat("mp3", sample_rate, asked.bit_rate)
+    encoding = asked.encoding or "pcm_s16le"
+    if encoding not in ENCODINGS:
+        raise _unsupported("encoding", tuple(ENCODINGS), encoding)
+    return model.RequestedFormat("wav" if container == "wav" else ENCODINGS[encoding], sample_rate)
+
+
+def error_fields(error: ErrorInfo, request_id: str) -> dict[str, Any]:
+    status = http_status(error)
+    return {
+        "title": TITLES.get(status, "Internal error" if status >= 500 else "Invalid request"),
+        "message": error.message,
+        "error_code": error.code,
+        "status_code": status,
+        "request_id": request_id,
+    }
+
+
+def word_timestamps(words: Any, normalized: bool) -> dict[str, Any]:
+    """In seconds since the beginning of the context."""
+    return {
+        "words": [word.spoken or word.text if normalized else word.text for word in words],
+        "start": [round(word.start_ms / 1000, 3) for word in words],
+        "end": [round(word.end_ms / 1000, 3) for word in words],
+    }
+
+
+def _unsupported(name: str, known: tuple[str, ...], found: str) -> RemoteProtocolError:
+    message = f"output_format.{name} must be one of {', '.join(known)}, is {found[:40]!r}"
+    return RemoteProtocolError("unsupported_format", message, f"output_format.{name}")
+
 
 RUNNING, FINISHED = 206, 200
 
@@ -126,3 +220,56 @@ class CartesiaDialect(Dialect):
     def _error(self, context: str, error: ErrorInfo, done: bool = True) -> model.SendMessage:
         told = error_fields(error, self.handshake.request_id)
         return model.SendMessage(dump(type="error", context_id=context, done=done, **told))
+
+
+MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
+
+
+class CartesiaBytes(HttpDialect):
+    containers: tuple[str, ...] = ("raw", "wav", "mp3")
+
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
+        asked = parse_json(message, GenerationRequest)
+        wish = asked.to_options(self.containers)
+        self._prepare(asked, wish)
+        yield from self.start_response(wish, asked.transcript or "", "transcript")
+
+    def _prepare(self, asked: GenerationRequest, wish: model.SpeechOptions) -> None:
+        self.media_type = MEDIA_TYPES.get(wish.format.encoding, "audio/pcm")
+
+    @classmethod
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return error_fields(error, ""), {}
+
+
+class CartesiaSse(CartesiaBytes):
+    containers = ("raw",)
+    media_type = "text/event-stream"
+
+    _begun = False
+
+    def _prepare(self, asked: GenerationRequest, wish: model.SpeechOptions) -> None:
+        self._context_id = asked.context_id
+        self._normalized = bool(asked.use_normalized_timestamps)
+
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        match event:
+            case model.ContextAudio():
+                data = base64.b64encode(event.data).decode()
+                yield self._event("chunk", data=data, done=False, status_code=206, step_time=0.0)
+            case model.ContextWords():
+                words = word_timestamps(event.words, self._normalized)
+                yield self._event("timestamps", word_timestamps=words, done=False, status_code=206)
+            case model.ContextEnded(error=None):
+                yield self._event("done", done=True, status_code=200)
+                yield model.CloseConnection()
+            case model.ContextEnded(error=ErrorInfo() as error) if self._begun:
+                yield self._event("error", done=True, **error_fields(error, self.handshake.request_id))
+                yield model.CloseConnection()
+            case _:
+                yield from super().send_event(event)
+
+    def _event(self, kind: str, **fields: Any) -> model.SendMessage:
+        self._begun = True
+        data = dump(type=kind, context_id=self._context_id, **fields)
+        return model.SendMessage(f"event: {kind}\ndata: {data}\n\n")

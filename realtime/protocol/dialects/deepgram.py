@@ -1,20 +1,95 @@
-"""Deepgram's ``/v1/speak`` socket: one line of text, cut into turns by flushes; audio comes as it is, in binary."""
+"""Deepgram's ``/v1/speak``: a socket with one line of text, cut into turns by flushes, and a POST of a whole text.
+
+The socket sends audio as it is, in binary. How a query is read holds for ``/v2/speak``, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
 
 from engine.api import ErrorInfo
-from realtime.errors import RemoteProtocolError
+from realtime.errors import CloseCode, RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.close import CloseCode
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.deepgram_common import parse_options, refusal, socket_format
+from realtime.protocol.dialects.base import Dialect, HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+
+ENCODINGS = {"linear16": "pcm_s16le", "mulaw": "mulaw", "alaw": "alaw"}
+# Taken when none is named.
+RATES = {
+    "linear16": 24_000,
+    "mulaw": 8_000,
+    "alaw": 8_000,
+    "mp3": 22_050,
+    "opus": 48_000,
+    "flac": 24_000,
+    "aac": 22_050,
+}
+FAMILIES = ("aura", "aura-2", "flux")
+MAX_SPEED = 10.0
+
+
+def parse_options(query: Mapping[str, str], format: model.RequestedFormat) -> model.SpeechOptions:
+    """Raises ``RemoteProtocolError``."""
+    voice, language = voice_and_language(query.get("model", ""))
+    return model.SpeechOptions(voice=voice, language=language, format=format, speed=_speed(query.get("speed")))
+
+
+def voice_and_language(name: str) -> tuple[str | None, str | None]:
+    """``aura-2-thalia-en`` is the voice thalia, English; any other name is a voice as it is."""
+    head, _, language = name.rpartition("-")
+    family, _, voice = head.rpartition("-")
+    if family in FAMILIES and voice:
+        return voice, language
+    return name or None, None
+
+
+def socket_format(query: Mapping[str, str]) -> model.RequestedFormat:
+    """Raises ``RemoteProtocolError``."""
+    encoding = query.get("encoding") or "linear16"
+    if encoding not in ENCODINGS:
+        raise unsupported("encoding", tuple(ENCODINGS), encoding)
+    return model.RequestedFormat(ENCODINGS[encoding], sample_rate(query, encoding))
+
+
+def sample_rate(query: Mapping[str, str], encoding: str) -> int:
+    return number(query, "sample_rate") or RATES[encoding]
+
+
+def number(query: Mapping[str, str], name: str) -> int | None:
+    """Raises ``RemoteProtocolError``."""
+    text = query.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise RemoteProtocolError("invalid_request", f"{name} must be a whole number, is {text[:20]!r}", name)
+    return int(text)
+
+
+def unsupported(name: str, known: tuple[str, ...], found: str) -> RemoteProtocolError:
+    message = f"{name} must be one of {', '.join(known)}, is {found[:40]!r}"
+    return RemoteProtocolError("unsupported_format", message, name)
+
+
+def refusal(error: ErrorInfo) -> tuple[dict[str, Any], dict[str, str]]:
+    """Body and headers of an HTTP answer."""
+    return {"err_code": error.code.upper(), "err_msg": error.message, "request_id": None}, {"dg-error": error.message}
+
+
+def _speed(text: str | None) -> float:
+    try:
+        speed = float(text) if text else 1.0
+    except ValueError:
+        speed = -1.0
+    if not 0 < speed <= MAX_SPEED:
+        raise RemoteProtocolError(
+            "invalid_request", f"speed must be a number above 0, is {(text or '')[:20]!r}", "speed"
+        )
+    return speed
+
 
 MODEL_UUID = "00000000-0000-0000-0000-000000000000"
 MODEL_VERSION = "voicewire"
@@ -156,3 +231,57 @@ class DeepgramDialect(Dialect):
 
     def _send(self, kind: str, **fields: Any) -> model.SendMessage:
         return model.SendMessage(dump(type=kind, **fields))
+
+
+MEDIA_TYPES = {
+    "pcm_s16le": "audio/l16",
+    "wav": "audio/wav",
+    "mulaw": "audio/mulaw",
+    "alaw": "audio/alaw",
+    "mp3": "audio/mpeg",
+    "ogg_opus": "audio/ogg",
+    "flac": "audio/flac",
+    "aac": "audio/aac",
+}
+FILE_ENCODINGS = {"mp3": "mp3", "opus": "ogg_opus", "flac": "flac", "aac": "aac", "mulaw": "mulaw", "alaw": "alaw"}
+CONTAINERS = ("none", "wav", "ogg")
+
+
+class DeepgramBody(Struct):
+    text: str
+
+
+class DeepgramHttp(HttpDialect):
+    def __init__(self, handshake: model.ClientHandshake) -> None:
+        super().__init__(handshake)
+        self.options = parse_options(handshake.query, file_format(handshake.query))
+        self.media_type = MEDIA_TYPES[self.options.format.encoding]
+
+    def headers(self) -> dict[str, str]:
+        model = self.handshake.query.get("model") or "default"
+        return {"dg-request-id": self.handshake.request_id, "dg-model-name": model}
+
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
+        body = parse_json(message, DeepgramBody)
+        assert self.options is not None
+        yield from self.start_response(self.options, body.text)
+
+    @classmethod
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return refusal(error)
+
+
+def file_format(query: Mapping[str, str]) -> model.RequestedFormat:
+    """MP3 unless the query says otherwise; linear16 comes as WAV unless it asks for no container.
+
+    Raises ``RemoteProtocolError``.
+    """
+    encoding, container = query.get("encoding") or "mp3", query.get("container")
+    if container and container not in CONTAINERS:
+        raise unsupported("container", CONTAINERS, container)
+    rate = sample_rate(query, encoding if encoding in (*FILE_ENCODINGS, "linear16") else "linear16")
+    if encoding == "linear16":
+        return model.RequestedFormat("pcm_s16le" if container == "none" else "wav", rate)
+    if encoding not in FILE_ENCODINGS:
+        raise unsupported("encoding", ("linear16", *FILE_ENCODINGS), encoding)
+    return model.RequestedFormat(FILE_ENCODINGS[encoding], rate, number(query, "bit_rate"))

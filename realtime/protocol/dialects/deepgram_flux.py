@@ -17,8 +17,15 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.deepgram import CLOSES, MAX_REASON_BYTES, MODEL_UUID, MODEL_VERSION
-from realtime.protocol.dialects.deepgram_common import parse_options, refusal, socket_format
+from realtime.protocol.dialects.deepgram import (
+    CLOSES,
+    MAX_REASON_BYTES,
+    MODEL_UUID,
+    MODEL_VERSION,
+    parse_options,
+    refusal,
+    socket_format,
+)
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
 
 ERROR_CODES = {"malformed_json": "MESSAGE-0000", "message_too_big": "BIG-0000", "invalid_request": "DATA-0000"}

@@ -9,8 +9,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from engine.api import ErrorInfo
-from realtime.errors import RemoteProtocolError
-from realtime.protocol.close import CloseCode
+from realtime.errors import CloseCode, RemoteProtocolError
 from realtime.protocol.model import RequestedFormat, SpeechOptions
 
 ENCODINGS = {

@@ -16,8 +16,7 @@ from msgspec import Struct, field
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.http_dialect import HttpDialect
+from realtime.protocol.dialects.base import Dialect, HttpDialect
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
 
 DEFAULT_RATE = 48_000

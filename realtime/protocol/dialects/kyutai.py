@@ -13,8 +13,7 @@ from msgspec import Struct
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.http_dialect import HttpDialect
+from realtime.protocol.dialects.base import Dialect, HttpDialect
 from realtime.protocol.dialects.parsing import integer, parse_json
 
 SAMPLE_RATE = 24_000

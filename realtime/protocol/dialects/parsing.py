@@ -16,6 +16,8 @@ from realtime.protocol.native import decode_json
 T = TypeVar("T")
 
 MAX_CONTEXT_ID_CHARS = 256
+SENTENCE_ENDS = ".!?…"
+CLOSERS = "\"'”’)]»"
 
 
 def parse_json(message: Message, kind: type[T]) -> T:
@@ -56,3 +58,18 @@ def dump(**fields: Any) -> str:
 def is_true(text: str | None) -> bool:
     """A flag in a query."""
     return (text or "").lower() in ("true", "1", "yes", "on")
+
+
+def with_sentence_space(before: str, text: str) -> str:
+    """``text`` as it continues ``before``: with a space in front where one sentence ends and another begins.
+
+    Tokens are left as they are (``3.`` ``14``, ``example.`` ``com``): what follows must look like a sentence, with a
+    capital or with words.
+    """
+    ends = before.rstrip(CLOSERS)[-1:]
+    if not ends or ends not in SENTENCE_ENDS or not text or text[0].isspace():
+        return text
+    begins = text[0].isupper() or (
+        text[0] not in SENTENCE_ENDS and any(character.isspace() for character in text.strip())
+    )
+    return f" {text}" if begins else text

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from realtime.protocol import model
-from realtime.protocol.dialects.deepgram import DeepgramDialect
-from realtime.protocol.dialects.deepgram_common import voice_and_language
+from realtime.protocol.dialects.deepgram import DeepgramDialect, voice_and_language
 from tests.realtime.dialects.dialect_harness import REQUEST_ID, DialectHarness, handshake
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from realtime.protocol.dialects.sentence_spacing import with_sentence_space
+from realtime.protocol.dialects.parsing import with_sentence_space
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from realtime.config import LimitSettings
-from realtime.errors import RULES, ErrorRule
+from realtime.errors import MEANINGS, RULES, CloseCode, ErrorRule
 from realtime.protocol import native
-from realtime.protocol.close import MEANINGS, CloseCode
 from realtime.protocol.events import (
     AudioKind,
     ClientEvent,
