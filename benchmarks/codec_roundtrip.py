@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.speech_sources import TEACHERS, Pcm, Setting, Task, TeacherSource
-from engine.local_engine import EMBEDDED_VOICE
+from engine.launch import EMBEDDED_VOICE
 from training.adversarial_finetune import load_finished
 from training.codec import Codec
 from training.settings import FRAME_SAMPLES, SAMPLE_RATE, Settings

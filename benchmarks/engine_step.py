@@ -27,8 +27,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine.api import SamplingParams, SpeechRequest
 from engine.config import EngineConfig
+from engine.launch import EMBEDDED_VOICE
 from engine.load import choose_device, choose_dtype, load_engine
-from engine.local_engine import EMBEDDED_VOICE
 from engine.runtime.engine import Engine
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it does the same thing all over again. " * 3

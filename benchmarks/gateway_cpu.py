@@ -27,8 +27,9 @@ from typing import Any
 
 import psutil
 
+from engine.child import EngineProcess
+from engine.client import EngineClient
 from engine.process import RunDirectory
-from engine.remote_engine import EngineProcess, RemoteEngine
 from realtime.bench.deltas import CORPUS
 from realtime.bench.plan import LoadPlan
 from realtime.bench.report import summarise
@@ -103,7 +104,7 @@ def serve(settings: dict[str, Any]) -> None:
     shared = None
     if config.engine.model is None:
         child = ScriptedProcess()
-        shared = RemoteEngine(child.socket, child), child.socket
+        shared = EngineClient(child), child.socket
     asyncio.run(serve_with_gateways(config, lambda ports: print(ports.main, flush=True), shared))
 
 

@@ -48,8 +48,8 @@ from engine.api import (
     TextLayout,
 )
 from engine.config import EngineConfig
+from engine.launch import create_engine
 from engine.load import load_engine
-from engine.local_engine import create_engine
 from engine.process import freeze_gc
 from engine.runtime.engine import Engine
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from engine.api import ClonedVoice, ReferenceAudio, RequestFinished, SpeechChunk, SpeechEngine, SpeechRequest
-from engine.local_engine import create_engine
+from engine.launch import create_engine
 from tests.fakes.checkpoints import write_checkpoint
 
 ENGLISH = "The last train leaves at ten, and nobody has told her that it will be late. "

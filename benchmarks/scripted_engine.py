@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.api import EngineInfo, EngineStats, FinishReason, RequestFinished, SpeechChunk, VoiceInfo
+from engine.client import read_message
 from engine.ipc import (
     PROGRESS,
     READY,
@@ -33,7 +34,6 @@ from engine.ipc import (
     encode,
     pack_events,
 )
-from engine.remote_engine import read_message
 from engine.runtime.queue_limits import QueueLimits
 from engine.runtime.request import Emitted, RequestReleased
 from sessions.audio.resampler import Resampler

@@ -120,7 +120,7 @@ class EngineSource:
         return asyncio.run(self._speak_all(tasks, setting))
 
     async def _speak_all(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]:
-        from engine.local_engine import create_engine
+        from engine.launch import create_engine
 
         engine = create_engine(self._model, device=self._device)
         await engine.start()

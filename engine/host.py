@@ -1,6 +1,6 @@
 """The engine in a process of its own: one loop, and a Unix socket on which gateways send commands and get events.
 
-Run as ``python -m engine.host`` by ``engine.remote_engine``; settings arrive as JSON on the command line, and the
+Run as ``python -m engine.host`` by ``engine.child``; settings arrive as JSON on the command line, and the
 process ends when its standard input closes, so that it never outlives its parent. PCM travels behind the
 messages: a socket moves the 7.7 kB of a frame in tens of microseconds, and nothing has to be freed when either side
 dies.
@@ -79,6 +79,8 @@ SWITCH_INTERVAL_S = 0.0005
 class GatewayConnection:
     """One connection. The engine's thread hands messages over and never waits for the socket."""
 
+    reading: threading.Thread
+
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number, self.connection = number, connection
         self.active: set[int] = set()
@@ -152,12 +154,15 @@ class EngineHost:
         info: EngineInfo,
         config: EngineConfig,
         encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None,
+        on_exit: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.encoding = VoiceEncodingThread(encode_voice) if encode_voice else None
         self.info, self.config = info, config
         self.hello = encode(HelloMessage(info, config.max_text_chars, QueueLimits.from_config(config)))
         self.gateways: dict[int, GatewayConnection] = {}
         self.numbers = itertools.count(1)
+        self.on_exit = on_exit or exit_process
+        self.has_ended = False
         self.loop = EngineLoop(make_engine, self.deliver, self.on_engine_exit)
 
     def deliver(self, events: list[Emitted]) -> None:
@@ -174,25 +179,50 @@ class EngineHost:
                 gateway.send(*pack_events(own_events))
 
     def on_engine_exit(self, error: BaseException) -> None:
-        """End the process after the loop died; the parent starts a new one."""
-        os._exit(70)
+        """Called on the engine's thread."""
+        self.on_exit(error)
+        self.close_gateways()
+
+    def close_gateways(self) -> None:
+        self.has_ended = True
+        for gateway in list(self.gateways.values()):
+            gateway.close()
 
     def start(self) -> None:
         """Returns when the engine stands."""
         self.loop.start()
 
+    def stop(self) -> None:
+        """End the engine and its connections; returns when the step and the encoding in flight are done."""
+        self.loop.stop()
+        readers = [gateway.reading for gateway in list(self.gateways.values())]
+        self.close_gateways()
+        for reader in readers:  # the last to queue recordings
+            reader.join()
+        self.loop.join()
+        if self.encoding is not None:
+            self.encoding.close()
+
     def serve(self, listener: socket.socket) -> None:
         threading.Thread(target=self._report_stats, name="voicewire-stats", daemon=True).start()
         while True:
             connection, _ = listener.accept()
-            threading.Thread(
-                target=self._serve_gateway, args=(connection,), name="voicewire-gateway-read", daemon=True
-            ).start()
+            self.attach(connection)
 
-    def _serve_gateway(self, connection: socket.socket) -> None:
+    def attach(self, connection: socket.socket) -> None:
+        """Serve a gateway on a thread of its own."""
         gateway = GatewayConnection(next(self.numbers), connection)
+        gateway.reading = threading.Thread(
+            target=self._serve_gateway, args=(gateway,), name="voicewire-gateway-read", daemon=True
+        )
         gateway.send(self.hello)
         self.gateways[gateway.number] = gateway
+        if self.has_ended:
+            gateway.close()
+        gateway.reading.start()
+
+    def _serve_gateway(self, gateway: GatewayConnection) -> None:
+        connection = gateway.connection
         try:
             for messages in read_messages(connection):
                 for payload in messages:
@@ -272,6 +302,11 @@ class EngineHost:
             message = encode(StatsMessage(self.loop.stats()))
             for gateway in list(self.gateways.values()):
                 gateway.send(message)
+
+
+def exit_process(error: BaseException) -> None:
+    """End the process after the loop died; the parent starts a new one."""
+    os._exit(70)
 
 
 def encoding_result(number: int, future: Future[ClonedVoice]) -> VoiceEncoded:

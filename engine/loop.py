@@ -72,7 +72,8 @@ class EngineLoop:
             self._wake.notify()
 
     def join(self) -> None:
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def stats(self) -> EngineStats:
         return self.engine.stats()

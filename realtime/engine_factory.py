@@ -19,7 +19,7 @@ def add_model_argument(parser: argparse.ArgumentParser, default: str | None = No
 
 def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
     """An engine, not yet started; ``None`` takes the embedded voice."""
-    from engine.local_engine import create_engine  # brings torch
+    from engine.launch import create_engine  # brings torch
 
     return create_engine(model, **settings)
 
@@ -27,21 +27,21 @@ def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
 def share_engine(model: Path | None, **settings: Any) -> tuple[SpeechEngine, Path]:
     """An engine in a process of its own, not yet started, and the address at which other processes reach it. Its folder
     is there from ``start`` to ``aclose``."""
-    from engine.local_engine import share_engine as make_shared_engine
+    from engine.launch import share_engine as make_shared_engine
 
     return make_shared_engine(model, **settings)
 
 
 def connect_engine(address: Path) -> SpeechEngine:
     """An engine that another process keeps running, not yet connected."""
-    from engine.local_engine import connect_engine as make_connected_engine
+    from engine.launch import connect_engine as make_connected_engine
 
     return make_connected_engine(address)
 
 
 def inspect_checkpoint(model: Path) -> CheckpointReport:
     """What a folder, or a model of the hub, holds; nothing is loaded. Raises ``CheckpointError``."""
-    from engine.local_engine import inspect_checkpoint as inspect
+    from engine.launch import inspect_checkpoint as inspect
 
     return inspect(model)
 

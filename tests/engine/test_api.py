@@ -25,7 +25,7 @@ from engine.api import (
     UnknownLanguage,
     UnknownVoice,
 )
-from engine.local_engine import create_engine
+from engine.launch import create_engine
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 

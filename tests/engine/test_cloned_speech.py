@@ -22,10 +22,11 @@ from engine.api import (
     SpeechRequest,
     TextLayout,
 )
+from engine.child import EngineProcess
+from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.launch import create_engine
 from engine.load import load_engine
-from engine.local_engine import create_engine
-from engine.remote_engine import RemoteEngine
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import TINY, write_checkpoint
@@ -122,14 +123,15 @@ async def test_without_encoders_voices_must_come_encoded(folder: Path) -> None:
 
 async def test_an_engine_process_that_dies_fails_the_recordings_under_way(folder: Path) -> None:
     engine = create_engine(folder, device="cpu", process=True, kv_memory_mb=8, lazy_graph_capture=True)
-    assert isinstance(engine, RemoteEngine)
+    assert isinstance(engine, EngineClient)
     await engine.start()
     try:
         waiting = asyncio.create_task(engine.encode_voice(recording(30)))
         await asyncio.sleep(0)
-        assert engine._process is not None
-        assert engine._process._process is not None
-        engine._process._process.kill()
+        process = engine._endpoint
+        assert isinstance(process, EngineProcess)
+        assert process._process is not None
+        process._process.kill()
         with pytest.raises(EngineDead):
             await waiting
     finally:

@@ -177,7 +177,8 @@ def test_nobody_stands_back_within_a_message(host: EngineHost, monkeypatch: pyte
     monkeypatch.setattr(EngineHost, "_read_pause_s", property(lambda _: pauses.append(None)))
     monkeypatch.setattr(EngineHost, "_execute_command", lambda _, gateway, command: obeyed.append(command))
     ours, theirs = socket.socketpair()
-    attending = threading.Thread(target=host._serve_gateway, args=(ours,))
+    host.gateways[2] = GatewayConnection(2, ours)
+    attending = threading.Thread(target=host._serve_gateway, args=(host.gateways[2],))
     with theirs:
         attending.start()
         theirs.sendall(encode(EncodeVoice(1, ReferenceAudio(pcm=20 * SECOND, transcript="long"))))

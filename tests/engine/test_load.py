@@ -13,9 +13,10 @@ import torch
 from msgspec import structs
 
 from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest, SamplingParams, SpeechRequest
+from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.launch import create_engine
 from engine.load import choose_device, choose_dtype, load_engine
-from engine.local_engine import LocalEngine, create_engine
 from tests.engine.families import Family
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import EMBEDDED, write_checkpoint
@@ -25,10 +26,10 @@ HELLO = SpeechRequest(
 )
 
 
-def local(folder: Path, **settings: object) -> LocalEngine:
+def local(folder: Path, **settings: object) -> EngineClient:
     usual: dict[str, object] = dict(kv_memory_mb=8, lazy_graph_capture=True)
     engine = create_engine(folder, device="cpu", process=False, **(usual | settings))
-    assert isinstance(engine, LocalEngine)
+    assert isinstance(engine, EngineClient)
     return engine
 
 
@@ -86,6 +87,7 @@ async def test_speech_of_every_family_ends_once(family: Family, family_folder: P
         cancelled = engine.submit(structs.replace(hello, request_id="c", text="hello world " * 9, max_frames=200))
         cancelled.cancel()
         assert (await listen(cancelled)).end.reason is FinishReason.CANCELLED
+        await cancelled.released()
         after = engine.stats()
         assert (after.slots_free, after.blocks_free) == (before.slots_free, before.blocks_free)
     finally:

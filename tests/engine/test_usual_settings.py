@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import local_engine
+from engine import launch
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ from engine import local_engine
 def test_by_where_it_will_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, has_gpu: bool, visible: str | None, is_cuda: bool
 ) -> None:
-    monkeypatch.setattr(local_engine, "FIRST_GPU", tmp_path if has_gpu else tmp_path / "none")
+    monkeypatch.setattr(launch, "FIRST_GPU", tmp_path if has_gpu else tmp_path / "none")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    config = local_engine._engine_config({}, device)
+    config = launch._engine_config({}, device)
     assert (config.lead_step_interval_s == 0.0) is is_cuda
-    assert config.process_nice == (0 if is_cuda else local_engine.CPU_NICENESS)
+    assert config.process_nice == (0 if is_cuda else launch.CPU_NICENESS)

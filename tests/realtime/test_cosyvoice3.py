@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def live(checkpoint: Path, tmp_path: Path) -> AsyncIterator[LiveServer]:
-    from engine.local_engine import create_engine
+    from engine.launch import create_engine
 
     engine = create_engine(checkpoint, process=False, kv_memory_mb=64, lazy_graph_capture=True)
     async with live_server(engine, voices__folder=str(tmp_path)) as server:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.local_engine import create_engine
+from engine.launch import create_engine
 from realtime.protocol import events as ev
 from sessions.audio.wav import wav_file
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.api import SamplingParams, SpeechEngine
-from engine.local_engine import create_engine
+from engine.launch import create_engine
 from sessions.audio.opus import OpusDecoder
 from sessions.config import SpeechSettings
 from sessions.events import ResponseStatus

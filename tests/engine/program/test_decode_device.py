@@ -11,8 +11,8 @@ import pytest
 
 from engine.api import ClonedVoice, FinishReason, InvalidRequest, SamplingParams
 from engine.config import EngineConfig
+from engine.launch import create_engine
 from engine.load import load_engine
-from engine.local_engine import create_engine
 from engine.program.decode_executor import CpuThreadExecutor
 from engine.runtime.graph_decode_stage import GraphDecodeStage
 from tests.engine.engine_harness import EngineHarness

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from engine.api import Pcm, SamplingParams, SpeechChunk
 from engine.config import EngineConfig
+from engine.launch import EMBEDDED_VOICE
 from engine.layers.streaming import CausalConvTranspose1d, Snake
 from engine.load import load_engine
-from engine.local_engine import EMBEDDED_VOICE
 from engine.models.base import DecodedAudio, DecodeStage
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 
 from engine.errors import CheckpointError
-from engine.local_engine import create_engine, inspect_checkpoint
+from engine.launch import create_engine, inspect_checkpoint
 from engine.weights import hub
 from engine.weights.hub import resolve_folder
 from tests.fakes.checkpoints import write_checkpoint

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.local_engine import inspect_checkpoint
+from engine.launch import inspect_checkpoint
 from tests.fakes.checkpoints import write_checkpoint
 
 REPO = "owner/small-voice"

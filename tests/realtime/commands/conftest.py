@@ -15,5 +15,5 @@ def fake_engine(monkeypatch) -> FakeSpeechEngine:
     """What commands get for an engine."""
     engine = FakeSpeechEngine(INSTANT, step_s=0.0)
     client = SimpleNamespace(create_engine=lambda model, **settings: engine)
-    monkeypatch.setitem(sys.modules, "engine.local_engine", client)
+    monkeypatch.setitem(sys.modules, "engine.launch", client)
     return engine

@@ -23,9 +23,7 @@ CONSENT = ("--consent", "she agreed on 1 May")
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeSpeechEngine:
     """What commands get for an engine."""
     engine = cloning_engine()
-    monkeypatch.setitem(
-        sys.modules, "engine.local_engine", SimpleNamespace(create_engine=lambda model, **settings: engine)
-    )
+    monkeypatch.setitem(sys.modules, "engine.launch", SimpleNamespace(create_engine=lambda model, **settings: engine))
     return engine
 
 

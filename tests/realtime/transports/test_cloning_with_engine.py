@@ -24,7 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def live(checkpoint: Path, tmp_path: Path) -> AsyncIterator[LiveServer]:
-    from engine.local_engine import create_engine
+    from engine.launch import create_engine
 
     async with live_server(create_engine(checkpoint, lazy_graph_capture=True), voices__folder=str(tmp_path)) as server:
         yield server

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.api import CheckpointError
-from engine.local_engine import inspect_checkpoint
+from engine.launch import inspect_checkpoint
 from engine.models.cosyvoice3.config import CosyTalkerConfig
 from engine.models.cosyvoice3.load import load_model
 from engine.models.cosyvoice3.load_weights import TIED_HEAD, load_flow, load_hift

@@ -22,8 +22,8 @@ from engine.api import (
     TextLayout,
 )
 from engine.config import EngineConfig
+from engine.launch import create_engine
 from engine.load import LoadedCheckpoint, load_engine
-from engine.local_engine import create_engine
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.instructions import INSTRUCTS, known_sentence
 from engine.models.cosyvoice3.model import CosyVoice3

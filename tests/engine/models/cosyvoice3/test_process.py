@@ -18,9 +18,10 @@ from engine.api import (
     SpeechRequest,
     TextLayout,
 )
+from engine.child import EngineProcess
+from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.local_engine import create_engine
-from engine.remote_engine import EngineProcess, RemoteEngine
+from engine.launch import create_engine
 from tests.fakes import tiny_onnx
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.sessions.audio.signals import speech_like
@@ -66,7 +67,7 @@ async def test_a_process_hears_and_speaks_as_a_thread(tmp_path: Path) -> None:
     tiny_onnx.write_encoders(folder)
     local = create_engine(folder, device="cpu", process=False, lazy_graph_capture=True)
     process = EngineProcess(folder, EngineConfig(lazy_graph_capture=True), "cpu", "auto", is_embedded=False)
-    remote = RemoteEngine(process.socket, process)
+    remote = EngineClient(process)
     await asyncio.gather(local.start(), remote.start())
     try:
         assert remote.info == local.info

@@ -14,9 +14,9 @@ from hypothesis import settings as law
 
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
+from engine.launch import EMBEDDED_VOICE
 from engine.layers.transformer import CausalContext
 from engine.load import load_engine
-from engine.local_engine import EMBEDDED_VOICE
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.sequence import QwenSequence
 from tests.engine.engine_harness import EngineHarness

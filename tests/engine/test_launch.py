@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import local_engine
+from engine import client, launch
 from engine.api import (
     EngineDead,
     EngineOverloaded,
@@ -22,9 +22,10 @@ from engine.api import (
     SpeechChunk,
     SpeechRequest,
 )
+from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.launch import EngineThread
 from engine.load import LoadedCheckpoint, build_engine_info
-from engine.local_engine import LocalEngine
 from engine.models.base import DecodedAudio, DecodeStage
 from engine.runtime.engine import Engine
 from engine.streams import EngineStream
@@ -62,7 +63,7 @@ def switch() -> Switch:
     return Switch()
 
 
-def make(shape: ChecksumFamily, switch: Switch, **settings: Any) -> LocalEngine:
+def make(shape: ChecksumFamily, switch: Switch, **settings: Any) -> EngineClient:
     config = EngineConfig(**(LIMITS | dict(num_blocks=200, max_running_requests=16, max_batch_size=8) | settings))
 
     def load() -> LoadedCheckpoint:
@@ -78,11 +79,11 @@ def make(shape: ChecksumFamily, switch: Switch, **settings: Any) -> LocalEngine:
             build_engine_info(model, shape.make_stage(config), config, normalize_text=False), make_engine
         )
 
-    return LocalEngine(load, config)
+    return EngineClient(EngineThread(load, config))
 
 
 @pytest.fixture
-async def engine(shape: ChecksumFamily, switch: Switch) -> AsyncIterator[LocalEngine]:
+async def engine(shape: ChecksumFamily, switch: Switch) -> AsyncIterator[EngineClient]:
     engine = make(shape, switch)
     await engine.start()
     yield engine
@@ -104,7 +105,7 @@ def engine_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == THREAD]
 
 
-async def all_free(engine: LocalEngine, *streams: EngineStream) -> None:
+async def all_free(engine: EngineClient, *streams: EngineStream) -> None:
     for stream in streams:
         await asyncio.wait_for(stream.released(), 5)
     stats = engine.stats()
@@ -115,7 +116,7 @@ async def all_free(engine: LocalEngine, *streams: EngineStream) -> None:
 
 
 async def test_a_hundred_streams_at_once_each_say_what_they_say_alone(
-    shape: ChecksumFamily, engine: LocalEngine
+    shape: ChecksumFamily, engine: EngineClient
 ) -> None:
     specs = [request(number) for number in range(100)]
     streams = [engine.submit(spec) for spec in specs]
@@ -124,7 +125,7 @@ async def test_a_hundred_streams_at_once_each_say_what_they_say_alone(
     await all_free(engine, *streams)
 
 
-async def test_text_that_comes_while_it_speaks_says_the_same(shape: ChecksumFamily, engine: LocalEngine) -> None:
+async def test_text_that_comes_while_it_speaks_says_the_same(shape: ChecksumFamily, engine: EngineClient) -> None:
     spec = request(7, text="", text_closed=False)
     stream = engine.submit(spec)
     listening = asyncio.create_task(listen(stream))
@@ -136,7 +137,7 @@ async def test_text_that_comes_while_it_speaks_says_the_same(shape: ChecksumFami
 
 
 async def test_a_lead_is_kept_by_the_clock_and_the_loop_wakes_by_itself(
-    shape: ChecksumFamily, engine: LocalEngine
+    shape: ChecksumFamily, engine: EngineClient
 ) -> None:
     spec = request(1, lead_ms=0, max_frames=shape.chunk_frames + 5)
     started = asyncio.get_running_loop().time()
@@ -147,7 +148,7 @@ async def test_a_lead_is_kept_by_the_clock_and_the_loop_wakes_by_itself(
     assert took_s > (heard.end.num_frames - shape.chunk_frames - 1) * frame_s
 
 
-async def test_a_loop_without_work_takes_no_steps(engine: LocalEngine) -> None:
+async def test_a_loop_without_work_takes_no_steps(engine: EngineClient) -> None:
     stream = engine.submit(request(text="abcdefghij", text_closed=False))
     async for event in stream:
         if isinstance(event, RequestParked):
@@ -161,7 +162,7 @@ async def test_a_loop_without_work_takes_no_steps(engine: LocalEngine) -> None:
     await all_free(engine, stream)
 
 
-async def test_prefixes_of_known_voices_are_computed_ahead(engine: LocalEngine, switch: Switch) -> None:
+async def test_prefixes_of_known_voices_are_computed_ahead(engine: EngineClient, switch: Switch) -> None:
     switch.made[0].prefetch(request(voice="nobody"))  # as if the model were to refuse what the client let through
     engine.prefetch_voices(["ADA", "nobody", "bo"])
     heard = await listen(engine.submit(request()))
@@ -172,7 +173,7 @@ async def test_prefixes_of_known_voices_are_computed_ahead(engine: LocalEngine, 
 # -- cancel and close --------------------------------------------------------------------------------------------
 
 
-async def test_after_a_cancel_nothing_but_the_end_is_heard_and_everything_is_free(engine: LocalEngine) -> None:
+async def test_after_a_cancel_nothing_but_the_end_is_heard_and_everything_is_free(engine: EngineClient) -> None:
     streams = [engine.submit(request(number, lead_ms=None)) for number in range(10)]
     events = aiter(streams[3])
     assert isinstance(await anext(events), SpeechChunk)
@@ -186,7 +187,7 @@ async def test_after_a_cancel_nothing_but_the_end_is_heard_and_everything_is_fre
     await all_free(engine, *streams)
 
 
-async def test_an_ended_stream_is_read_once(engine: LocalEngine) -> None:
+async def test_an_ended_stream_is_read_once(engine: EngineClient) -> None:
     stream = engine.submit(request())
     await listen(stream)
     assert [event async for event in stream] == []
@@ -262,7 +263,7 @@ async def test_above_the_ceiling_a_reply_that_speaks_is_refused_too(shape: Check
         await engine.aclose()
 
 
-async def test_text_after_its_close_is_refused_in_every_order(engine: LocalEngine) -> None:
+async def test_text_after_its_close_is_refused_in_every_order(engine: EngineClient) -> None:
     closed_at_submit = engine.submit(request(1))
     closed_later = engine.submit(request(2, text_closed=False))
     closed_later.end_input()
@@ -286,7 +287,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_loop_that_dies_in_speech_fails_every_request_once_and_rises_again(
-    shape: ChecksumFamily, engine: LocalEngine, switch: Switch, caplog: pytest.LogCaptureFixture
+    shape: ChecksumFamily, engine: EngineClient, switch: Switch, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = dict(instruct="stop@58", lead_ms=0)  # nobody ends before the loop does
     streams = [engine.submit(request(number, **long)) for number in range(4)]
@@ -316,7 +317,7 @@ async def test_a_loop_that_dies_in_speech_fails_every_request_once_and_rises_aga
 
 
 async def test_an_engine_that_cannot_rise_again_stays_dead_and_says_so(
-    engine: LocalEngine, switch: Switch, caplog: pytest.LogCaptureFixture
+    engine: EngineClient, switch: Switch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = engine.submit(request(text_closed=False))
     switch.step_fails = switch.making_fails = True
@@ -329,12 +330,12 @@ async def test_an_engine_that_cannot_rise_again_stays_dead_and_says_so(
 
 async def test_rising_again_is_tried_until_it_works(
     shape: ChecksumFamily,
-    engine: LocalEngine,
+    engine: EngineClient,
     switch: Switch,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(local_engine, "RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(client, "RECONNECT_DELAY_S", 0.01)
     stream = engine.submit(request(text_closed=False))
     switch.step_fails = switch.making_fails = True
     assert (await listen(stream)).end.error.code == "engine_dead"
@@ -348,7 +349,7 @@ async def test_rising_again_is_tried_until_it_works(
 
 
 async def test_an_engine_that_dies_again_and_again_rises_each_time(
-    shape: ChecksumFamily, engine: LocalEngine, switch: Switch
+    shape: ChecksumFamily, engine: EngineClient, switch: Switch
 ) -> None:
     for number in range(1, 4):
         stream = engine.submit(request(text_closed=False))
@@ -360,7 +361,7 @@ async def test_an_engine_that_dies_again_and_again_rises_each_time(
     assert len(engine_threads()) == 1
 
 
-async def test_an_engine_closed_while_it_rises_again_stays_closed(engine: LocalEngine, switch: Switch) -> None:
+async def test_an_engine_closed_while_it_rises_again_stays_closed(engine: EngineClient, switch: Switch) -> None:
     stream = engine.submit(request(text_closed=False))
     switch.step_fails = True
     assert (await listen(stream)).end.error.code == "engine_dead"
@@ -382,7 +383,7 @@ async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: Checksum
 @pytest.mark.parametrize(
     ("device", "settings", "expected"),
     [
-        ("cpu", {}, local_engine.CPU_NICENESS),
+        ("cpu", {}, launch.CPU_NICENESS),
         ("cuda:0", {}, 0),
         ("cpu", {"process_nice": 0}, 0),
         ("cuda", {"process_nice": 9}, 9),
@@ -391,6 +392,7 @@ async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: Checksum
 def test_on_a_cpu_the_engine_stands_back_for_the_server_unless_told(
     device: str, settings: dict[str, int], expected: int
 ) -> None:
-    engine = local_engine.create_engine(device=device, process=False, **settings)
-    assert isinstance(engine, LocalEngine)
-    assert engine._config.process_nice == expected
+    engine = launch.create_engine(device=device, process=False, **settings)
+    assert isinstance(engine, EngineClient)
+    assert isinstance(engine._endpoint, EngineThread)
+    assert engine._endpoint.config.process_nice == expected

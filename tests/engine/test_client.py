@@ -26,10 +26,11 @@ from engine.api import (
     SpeechEngine,
     SpeechRequest,
 )
+from engine.child import EngineProcess, host_command, host_environment
+from engine.client import EngineClient, UnixSocket
 from engine.config import EngineConfig
 from engine.ipc import LENGTH, HelloMessage, encode, frame_message
-from engine.local_engine import create_engine
-from engine.remote_engine import EngineProcess, RemoteEngine, host_command, host_environment
+from engine.launch import create_engine
 from engine.runtime.queue_limits import QueueLimits
 from tests.fakes.checkpoints import write_checkpoint
 
@@ -45,9 +46,9 @@ def process_of(folder: Path, niceness: int = 0) -> EngineProcess:
     )
 
 
-def owned(folder: Path) -> RemoteEngine:
+def owned(folder: Path) -> EngineClient:
     process = process_of(folder)
-    return RemoteEngine(process.socket, process)
+    return EngineClient(process)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +66,16 @@ def listening(folder: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def engine(listening: Path) -> AsyncIterator[RemoteEngine]:
-    engine = RemoteEngine(listening)
+async def engine(listening: Path) -> AsyncIterator[EngineClient]:
+    engine = EngineClient(UnixSocket(listening))
     await engine.start()
     yield engine
     await engine.aclose()
+
+
+def socket_of(engine: EngineClient) -> Path:
+    assert isinstance(engine._endpoint, UnixSocket)
+    return engine._endpoint.socket
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -97,7 +103,7 @@ async def speak(engine: SpeechEngine, spec: SpeechRequest) -> tuple[np.ndarray, 
     return np.concatenate(chunks), end
 
 
-async def test_a_process_speaks_the_same_samples_as_a_thread(folder: Path, engine: RemoteEngine) -> None:
+async def test_a_process_speaks_the_same_samples_as_a_thread(folder: Path, engine: EngineClient) -> None:
     local = create_engine(folder, device="cpu", lazy_graph_capture=True)
     await local.start()
     here, _ = await speak(local, request("here"))
@@ -113,24 +119,25 @@ async def test_a_killed_process_fails_its_requests_once_and_comes_back(folder: P
     await engine.start()
     speaking = [asyncio.create_task(speak(engine, request(f"r{i}", 900))) for i in range(3)]
     await until(lambda: any(s._num_samples for s in engine._streams._streams.values()))
-    assert engine._process is not None
-    assert engine._process.pid is not None
-    os.kill(engine._process.pid, signal.SIGKILL)
+    process = engine._endpoint
+    assert isinstance(process, EngineProcess)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
     ends = [end for _, end in await asyncio.gather(*speaking)]
     assert {(end.reason, end.error.code) for end in ends} == {(FinishReason.ERROR, "engine_dead")}
     await until(lambda: engine.is_alive)
     _, end = await speak(engine, request("after"))
     assert end.reason is FinishReason.LENGTH
     assert engine.num_restarts == 1
-    pid = engine._process.pid
+    pid = process.pid
     assert pid is not None
     await engine.aclose()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-async def test_a_gateway_that_vanishes_frees_what_it_held_and_others_go_on(engine: RemoteEngine) -> None:
-    guest = RemoteEngine(engine._socket)
+async def test_a_gateway_that_vanishes_frees_what_it_held_and_others_go_on(engine: EngineClient) -> None:
+    guest = EngineClient(UnixSocket(socket_of(engine)))
     await guest.start()
     lost = guest.submit(request("lost", 900))
     await anext(aiter(lost))
@@ -144,9 +151,9 @@ async def test_a_gateway_that_vanishes_frees_what_it_held_and_others_go_on(engin
 
 
 @pytest.mark.parametrize("garbage", [LENGTH.pack(5) + b"\xc1\xff\x00\x01\x02", LENGTH.pack(2**31), b"\x00"])
-async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: RemoteEngine, garbage: bytes) -> None:
+async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: EngineClient, garbage: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as rude:
-        rude.connect(str(engine._socket))
+        rude.connect(str(socket_of(engine)))
         rude.sendall(garbage)
         rude.shutdown(socket.SHUT_WR)
         while await asyncio.to_thread(rude.recv, 65536):
@@ -167,7 +174,7 @@ async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left
 
     path = tmp_path / "engine.sock"
     server = await asyncio.start_unix_server(greet, str(path))
-    engine = RemoteEngine(path)
+    engine = EngineClient(UnixSocket(path))
     await engine.start()
     stream = engine.submit(SpeechRequest(request_id="r", text="Hello"))
     connections[0].write(frame_message(b"\xc1 no message"))
@@ -197,7 +204,7 @@ async def test_a_process_tells_its_gateways_how_much_room_there_is(folder: Path)
         lazy_graph_capture=True, max_running_requests=1, max_queued_requests=0, max_queued_continuations=1
     )
     process = EngineProcess(folder, config, "cpu", "auto", is_embedded=False)
-    engine = RemoteEngine(process.socket, process)
+    engine = EngineClient(process)
     await engine.start()
     try:
         engine.submit(request("first", 900))
@@ -230,7 +237,7 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
 
 async def test_a_process_that_does_not_come_up_says_why_and_leaves_no_folder_behind(tmp_path: Path) -> None:
     process = process_of(tmp_path)
-    engine = RemoteEngine(process.socket, process)
+    engine = EngineClient(process)
     assert not process.socket.parent.exists(), "nothing is made before the start"
     with pytest.raises(CheckpointError, match=r"config\.json"):
         await engine.start()
