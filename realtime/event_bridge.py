@@ -13,8 +13,7 @@ import msgspec
 from engine.api import SpeechError
 from realtime.protocol import events as ev
 from realtime.protocol.native import MAX_PACKET_BYTES, serialize, serialize_audio
-from realtime.protocol.session_state import SessionStateMachine
-from realtime.protocol.transitions import ResponseState, SessionState
+from realtime.protocol.transitions import ResponseState, SessionState, SessionStateMachine
 from realtime.setting_mapping import speech_settings, wire_settings
 from realtime.transports.transport import MessageTransport
 from sessions.config import Encoding

@@ -293,12 +293,10 @@ class DialectConnection:
     async def _abort(self, abort: model.AbortRequest) -> None:
         self._ending = True
         self._detach()
-        error = abort.error
-        info = ErrorInfo(error.code, error.message, error.param, error.retryable, error.retry_after_ms)
         if isinstance(self._link, HttpTransport):
-            await self._link.abort(refusal(self._wire, info))
+            await self._link.abort(refusal(self._wire, abort.error))
         else:
-            await self._link.close(CloseCode.INTERNAL_ERROR, error.code)
+            await self._link.close(CloseCode.INTERNAL_ERROR, abort.error.code)
 
     def _authenticate(self, key: str) -> None:
         """Raises ``SpeechError``. Once it is known whose connection this is, it stays theirs."""

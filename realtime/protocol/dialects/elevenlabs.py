@@ -1,17 +1,260 @@
-"""ElevenLabs' sockets: ``stream-input``, which speaks one text, and ``multi-stream-input``, which speaks many."""
+"""ElevenLabs' sockets: ``stream-input``, which speaks one text, and ``multi-stream-input``, which speaks many.
+
+The base is shared with the sockets of dialogues: contexts by their ids, or a single one; how they open, end, fail
+and idle.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
+import msgspec
+from msgspec import Struct
+
+from engine.api import ErrorInfo
 from realtime.protocol import model
-from realtime.protocol.dialects.elevenlabs_alignment import alignment, characters
-from realtime.protocol.dialects.elevenlabs_common import inactivity_s, parse_options
-from realtime.protocol.dialects.elevenlabs_socket import ElevenLabsContext, ElevenLabsMessage, ElevenLabsSocket
-from realtime.protocol.dialects.parsing import dump, is_true
+from realtime.protocol.dialects.base import Dialect
+from realtime.protocol.dialects.elevenlabs_common import (
+    CLOSES,
+    ElevenLabsCredentials,
+    ElevenLabsVoiceSettings,
+    alignment,
+    characters,
+    error_answer,
+    error_fields,
+    inactivity_s,
+    parse_options,
+    reason,
+)
+from realtime.protocol.dialects.parsing import dump, is_true, parse_json, require_context_id, text_only
+
+DEFAULT_CONTEXT = "default"
+
+
+class DialogueLine(Struct):
+    """Of a dialogue."""
+
+    text: str = ""
+    voice_id: str | None = None
+    new_turn: bool | None = None
+
+
+class ElevenLabsMessage(ElevenLabsCredentials):
+    """One message of a client, of any of these sockets; what is not named here has no counterpart."""
+
+    text: str | None = None
+    voices: list[str] | None = None
+    inputs: list[DialogueLine] | None = None
+    context_id: str | None = None
+    camel_context_id: str | None = msgspec.field(default=None, name="contextId")
+    flush: bool | None = None
+    close_context: bool | None = None
+    close_socket: bool | None = None
+    voice_settings: ElevenLabsVoiceSettings | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ElevenLabsContext:
+    """What is known of a context."""
+
+    name: str
+    last_text: str = ""
+    # The last that was said was a flush without text: a close means a normal end, and no interruption.
+    flushed: bool = False
+    closed: bool = False
+    # Not told yet: they go with the next audio.
+    words: list[model.TimedWord] = field(default_factory=list)
+
+
+S = TypeVar("S", bound=ElevenLabsContext)
+
+
+class ElevenLabsSocket(Dialect, Generic[S]):
+    """Contexts by their ids, at once."""
+
+    # One text, and with it the connection ends.
+    single = False
+
+    def __init__(self, handshake: model.ClientHandshake) -> None:
+        super().__init__(handshake)
+        self._contexts: dict[str, S] = {}
+
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
+        said = parse_json(text_only(message), ElevenLabsMessage)
+        if said.key:
+            yield model.AuthenticateKey(said.key)
+        if said.close_socket:
+            yield from self._close_all()
+            return
+        name = DEFAULT_CONTEXT if self.single else said.context_id or said.camel_context_id or DEFAULT_CONTEXT
+        if said.close_context:
+            yield from self._close_context(require_context_id(name))
+        else:
+            yield from self._write(require_context_id(name), said)
+
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        if isinstance(event, model.AllContextsEnded):
+            yield model.CloseConnection()
+        elif (spoken := self._of(event.context)) is not None:
+            yield from self._dispatch_event(spoken, event)
+
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
+        code = CLOSES.get(close, close) if close is not None else 1008
+        yield model.SendMessage(dump(**error_fields(error, code)))
+        if close is not None:
+            yield model.CloseConnection(code, reason(error.message))
+
+    @classmethod
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return error_answer(error), {}
+
+    # --- what a client says
+
+    @abstractmethod
+    def _begins(self, said: ElevenLabsMessage) -> bool:
+        """Whether a context opens with it; else it is a sign of life, or a flush of nothing."""
+
+    @abstractmethod
+    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[S, model.OpenContext]: ...
+
+    @abstractmethod
+    def _append(self, spoken: S, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
+        """At least a sign of life. A flush of the message is not its business."""
+
+    def _write(self, name: str, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
+        spoken = self._contexts.get(name)
+        if spoken is None:
+            if not self._begins(said):
+                return
+            spoken, opening = self._open(name, said)
+            self._contexts[name] = spoken
+            yield opening
+        says_something = _has_text(said)
+        if spoken.closed:
+            if says_something and not self.single:
+                error = ErrorInfo(code="text_closed", message="text after the close of its context")
+                yield replace(self._error(spoken, error), is_refusal=True)
+            return
+        yield from self._append(spoken, said)
+        if said.flush:
+            yield from self._flush(spoken)
+        if said.flush or says_something:
+            spoken.flushed = not says_something
+
+    def _flush(self, spoken: S) -> Iterator[model.DialectCommand]:
+        yield model.FlushContext(self._part(spoken))
+
+    def _close_context(self, name: str) -> Iterator[model.DialectCommand]:
+        spoken = self._contexts.get(name)
+        if spoken is None:
+            return
+        ends = spoken.flushed and not spoken.closed
+        spoken.closed = True
+        yield from (model.EndContext(self._part(spoken)),) if ends else self._cancel(spoken)
+
+    def _cancel(self, spoken: S) -> Iterable[model.DialectCommand]:
+        yield model.CancelContext(self._part(spoken))
+
+    def _close_all(self) -> Iterator[model.DialectCommand]:
+        if self.single and not self._contexts:
+            yield model.SendMessage(dump(**self._final()))
+        for spoken in self._contexts.values():
+            yield from self._end_text(spoken)
+        yield model.FinishContexts()
+
+    def _end_text(self, spoken: S) -> Iterator[model.DialectCommand]:
+        if not spoken.closed:
+            spoken.closed = True
+            yield model.EndContext(self._part(spoken))
+
+    # --- what becomes of it
+
+    def _part(self, spoken: S) -> str:
+        """What the context, or the part of it that is written now, is called in this server."""
+        return spoken.name
+
+    def _of(self, part: str) -> S | None:
+        return self._contexts.get(part)
+
+    @abstractmethod
+    def _send_audio(self, spoken: S, audio: model.ContextAudio) -> model.SendMessage: ...
+
+    @abstractmethod
+    def _send_words(self, spoken: S) -> model.SendMessage:
+        """Those that came after their audio."""
+
+    @abstractmethod
+    def _final(self) -> dict[str, Any]:
+        """The last message of a context, without its id."""
+
+    @abstractmethod
+    def _named(self, spoken: S) -> dict[str, str]:
+        """The id of a context, as it stands in messages."""
+
+    def _add_words(self, spoken: S, words: tuple[model.TimedWord, ...]) -> None:
+        spoken.words += words
+
+    def _dispatch_event(self, spoken: S, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        match event:
+            case model.ContextWords():
+                self._add_words(spoken, event.words)
+            case model.ContextAudio():
+                yield self._send_audio(spoken, event)
+            case model.ContextFlushed():
+                yield from self._send_flushed(spoken)
+            case model.ContextIdle():
+                yield from self._expire(spoken)
+            case model.ContextEnded():
+                yield from self._send_end(spoken, event)
+
+    def _send_flushed(self, spoken: S) -> Iterator[model.DialectCommand]:
+        yield from self._late_words(spoken)
+
+    def _late_words(self, spoken: S) -> Iterator[model.DialectCommand]:
+        if spoken.words:
+            yield self._send_words(spoken)
+
+    def _expire(self, spoken: S) -> Iterator[model.DialectCommand]:
+        if self.single and not spoken.closed:
+            yield from self._time_out()
+        else:
+            yield from self._end_text(spoken)
+
+    def _send_end(self, spoken: S, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
+        error = event.error
+        timed_out = error is not None and error.code == "text_timeout"
+        if timed_out and self.single:
+            yield from self._time_out()
+            return
+        if error is not None and not timed_out:
+            yield self._error(spoken, error)
+        yield from self._late_words(spoken)
+        del self._contexts[spoken.name]
+        yield model.SendMessage(dump(**self._final(), **self._named_if_many(spoken)))
+        if self.single:
+            yield model.CloseConnection() if error is None else model.CloseConnection(1008, reason(error.message))
+
+    def _time_out(self) -> Iterator[model.DialectCommand]:
+        """The last that is said."""
+        self._contexts.clear()
+        message = f"Have not received a new text input within the timeout of {self.context_timeout_s:.0f} seconds."
+        yield model.SendMessage(dump(message=message, error="input_timeout_exceeded", code=1008))
+        yield model.CloseConnection(1008, message)
+
+    def _error(self, spoken: S, error: ErrorInfo) -> model.SendMessage:
+        return model.SendMessage(dump(**error_fields(error, 1008), **self._named_if_many(spoken)))
+
+    def _named_if_many(self, spoken: S) -> dict[str, str]:
+        return {} if self.single else self._named(spoken)
+
+
+def _has_text(said: ElevenLabsMessage) -> bool:
+    return bool((said.text or "").strip()) or any(line.text.strip() for line in said.inputs or ())
+
 
 DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
 

@@ -14,13 +14,18 @@ from typing import Any
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.dialects.elevenlabs_alignment import TimedChar, characters, shift_word, snake_alignment
-from realtime.protocol.dialects.elevenlabs_common import parse_options
-from realtime.protocol.dialects.elevenlabs_socket import (
+from realtime.protocol.dialects.elevenlabs import (
     DialogueLine,
     ElevenLabsContext,
     ElevenLabsMessage,
     ElevenLabsSocket,
+)
+from realtime.protocol.dialects.elevenlabs_common import (
+    TimedChar,
+    characters,
+    parse_options,
+    shift_word,
+    snake_alignment,
 )
 from realtime.protocol.dialects.parsing import dump, is_true
 

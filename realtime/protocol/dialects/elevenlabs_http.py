@@ -14,8 +14,13 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import HttpDialect
-from realtime.protocol.dialects.elevenlabs_alignment import alignment_s, characters
-from realtime.protocol.dialects.elevenlabs_common import ElevenLabsVoiceSettings, error_answer, parse_options
+from realtime.protocol.dialects.elevenlabs_common import (
+    ElevenLabsVoiceSettings,
+    alignment_s,
+    characters,
+    error_answer,
+    parse_options,
+)
 from realtime.protocol.dialects.parsing import dump, parse_json
 
 MEDIA_TYPES = {

@@ -19,8 +19,13 @@ from realtime.protocol.events import (
     TextEnd,
     TextFlush,
 )
-from realtime.protocol.session_state import SessionStateMachine
-from realtime.protocol.transitions import RESPONSE_TRANSITIONS, SESSION_TRANSITIONS, ResponseState, SessionState
+from realtime.protocol.transitions import (
+    RESPONSE_TRANSITIONS,
+    SESSION_TRANSITIONS,
+    ResponseState,
+    SessionState,
+    SessionStateMachine,
+)
 
 OF_SESSIONS = {SessionUpdate, SessionClose, ResponseCreate}
 OF_RESPONSES = {*get_args(ClientEvent)} - {SessionUpdate, SessionClose}
