@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from realtime.bench.deltas import CORPUS, endless, read_corpus
 from realtime.bench.packet_client import CountedAudio, PacketCountingClient, open_packet_client
+from realtime.bench.plan import CORPUS, endless, read_corpus
 from realtime.protocol import events as ev
 
 TREE = Path(__file__).parents[1]

@@ -30,8 +30,7 @@ import psutil
 from engine.child import EngineProcess
 from engine.client import EngineClient
 from engine.process import RunDirectory
-from realtime.bench.deltas import CORPUS
-from realtime.bench.plan import LoadPlan
+from realtime.bench.plan import CORPUS, LoadPlan
 from realtime.bench.report import summarise
 from realtime.bench.run import measure, split
 from realtime.config import load_config

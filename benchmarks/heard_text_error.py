@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from realtime.bench.deltas import CORPUS
+from realtime.bench.plan import CORPUS
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner, Pcm
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.text.spans import SpannedText

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from realtime.protocol.telephony.signature import is_signed
+from realtime.protocol.telephony.twilio import is_signed
 
 TOKEN = os.environ.get("TWILIO_AUTH_TOKEN", "")
 PUBLIC_URL = os.environ.get("PUBLIC_URL", "https://voice.example.com")

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from engine.api import SpeechEngine, SpeechError
 from realtime.auth import load_authenticator
 from realtime.calls.call_registry import CallRegistry
-from realtime.calls.hub_client import HubClient
+from realtime.calls.gateway_hub import HubClient
 from realtime.config import ServerConfig, load_config
 from realtime.engine_factory import make_engine
 from realtime.mqtt.bridge import MqttBridge

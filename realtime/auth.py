@@ -22,10 +22,9 @@ import msgspec
 from msgspec import Meta
 from starlette.requests import HTTPConnection
 
-from realtime.browser_tokens import TokenScope, issue, parse, signing_key
+from realtime.browser_tokens import TokenScope, issue, load_token_secret, parse, signing_key
 from realtime.config import AuthSettings, ConfigError
 from realtime.errors import RequestRefused
-from realtime.token_secret import load_token_secret
 
 MIN_KEY_CHARS = 16
 # Browsers cannot set headers on a WebSocket: they offer ``voicewire.v1, voicewire.key.THE_KEY``.

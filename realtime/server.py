@@ -12,7 +12,7 @@ from engine.api import EngineError, EngineStats, SpeechEngine
 from realtime.auth import Authenticator, Principal
 from realtime.config import ServerConfig
 from realtime.errors import RequestRefused
-from realtime.heap_trimmer import HeapTrimmer
+from realtime.memory import HeapTrimmer
 from realtime.metrics import ServerMetrics
 from realtime.setting_mapping import default_settings
 from realtime.voice_cloner import VoiceCloner

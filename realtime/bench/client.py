@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from realtime.bench.deltas import first_word_is_final_at, pieces
 from realtime.bench.packet_client import CountedAudio, PacketCountingClient, open_packet_client
-from realtime.bench.plan import LoadPlan, ResponseResult
+from realtime.bench.plan import LoadPlan, ResponseResult, first_word_is_final_at, pieces
 from realtime.bench.playback import START_AFTER_S, Playback
 from realtime.client import NativeClient, open_session
 from realtime.protocol import events as ev

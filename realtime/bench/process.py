@@ -12,8 +12,7 @@ import msgspec
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
 from realtime.bench.client import now_s, run_client
-from realtime.bench.deltas import endless, read_corpus
-from realtime.bench.plan import LoadPlan, ResponseResult
+from realtime.bench.plan import LoadPlan, ResponseResult, endless, read_corpus
 
 READY = "ready"
 

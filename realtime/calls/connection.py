@@ -19,8 +19,7 @@ from realtime.errors import CloseCode, RemoteProtocolError, rule_for
 from realtime.protocol import model
 from realtime.protocol.telephony import base
 from realtime.server import SpeechServer
-from realtime.transports.message_reader import MessageReader, check_size
-from realtime.transports.transport import MessageTransport
+from realtime.transports.transport import MessageReader, MessageTransport, check_size
 from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding
 from sessions.session import Session

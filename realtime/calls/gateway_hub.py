@@ -1,6 +1,6 @@
-"""What the gateways of one server tell each other of their calls, and the place in the middle that passes it on.
+"""The hub that forwards events and commands of calls between the gateways of a server, and each gateway's client of it.
 
-A line of the exchange is the sender's number, a blank and a message in JSON. What one gateway says, all others hear.
+A line is the sender's number, a blank and a message in JSON. All other gateways receive what one sends.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from engine.api import SpeechError
+from realtime.calls.call_registry import CallRegistry, RegisteredCall
+from realtime.errors import RequestRefused
 from realtime.protocol import model
 
 log = logging.getLogger("voicewire.calls")
@@ -22,6 +26,7 @@ log = logging.getLogger("voicewire.calls")
 MAX_LINE_BYTES = 16 * 1024 * 1024
 # A gateway that leaves so much unread is cut off; it comes back by itself.
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
+RETRY_S = 0.5
 
 
 class HubMessage(Struct, frozen=True, tag_field="kind"):
@@ -119,3 +124,144 @@ class GatewayHub:
             writer.write(b"%d " % sender + line)
             if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
                 writer.transport.abort()
+
+
+class HubClient:
+    """Implements ``RemoteCalls``. Does nothing without a ``path``."""
+
+    def __init__(self, switchboard: CallRegistry, path: Path | None, answer_timeout_s: float) -> None:
+        self._switchboard, self._path = switchboard, path
+        self._answer_timeout_s = answer_timeout_s
+        self._writer: asyncio.StreamWriter | None = None
+        # The gateway of each remote call.
+        self._gateways: dict[str, int] = {}
+        # By number: the call, and what waits for the answer.
+        self._asked: dict[str, tuple[str, asyncio.Future[model.CallEvent | None]]] = {}
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        if self._path is None:
+            yield
+            return
+        self._switchboard.elsewhere = self
+        linked = asyncio.Event()
+        keeping = asyncio.create_task(self._run(self._path, linked), name="voicewire relay")
+        try:
+            await linked.wait()
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+    def connected(self, call: RegisteredCall) -> None:
+        self._send(CallAnnounced(call.caller_name, call.connected))
+
+    def forward_event(self, event: model.CallEvent) -> None:
+        self._send(CallEventForwarded(event))
+
+    async def _run(self, path: Path, linked: asyncio.Event) -> None:
+        while True:
+            try:
+                await self._run_connection(path, linked)
+            except (OSError, ValueError, msgspec.MsgspecError) as error:
+                log.warning("gateway hub connection lost: %s", type(error).__name__)
+            except Exception:  # an internal error in one call's command must not end the hub connection
+                log.exception("gateway hub client failed")
+            await asyncio.sleep(RETRY_S)
+
+    async def _run_connection(self, path: Path, linked: asyncio.Event) -> None:
+        """Until the line breaks."""
+        reader, self._writer = await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
+        try:
+            self._announce_calls()
+            linked.set()
+            while (line := await reader.readline()).endswith(b"\n"):
+                await self._handle_message(*decode_message(line))
+        finally:
+            self._writer.transport.abort()
+            self._writer = None
+            self._remove_gateway(list(self._gateways))
+
+    async def _handle_message(self, sender: int, message: HubMessage) -> None:
+        match message:
+            case PeerJoined():
+                self._announce_calls()
+            case CallAnnounced():
+                self._arrived(sender, message)
+            case CallEventForwarded():
+                self._switchboard.on_remote_event(message.event)
+                if isinstance(message.event, model.CallEnded):
+                    self._remove_gateway([message.event.call_id])
+            case PeerLeft():
+                self._remove_gateway([call_id for call_id, gateway in self._gateways.items() if gateway == sender])
+            case CommandRequested():
+                await self._execute_command(message)
+            case CommandAnswered():
+                await self._answered(message)
+
+    def _arrived(self, gateway: int, here: CallAnnounced) -> None:
+        call_id = here.connected.call_id
+        if call_id in self._gateways:
+            return
+
+        async def ask(command: model.Command) -> model.CallEvent | None:
+            return await self._ask(here.caller_name, call_id, command)
+
+        self._gateways[call_id] = gateway
+        self._switchboard.on_remote_call(RegisteredCall(here.caller_name, here.connected, ask, is_local=False))
+
+    async def _answered(self, message: CommandAnswered) -> None:
+        """Drop an answer without a waiter: the call has ended, or the requester is gone."""
+        _, answer = self._asked.get(message.number, (None, None))
+        if answer is not None and not answer.done():
+            answer.set_result(message.answer)
+            await asyncio.sleep(0)  # what follows is told behind the answer
+
+    async def _ask(self, caller_name: str, call_id: str, command: model.Command) -> model.CallEvent | None:
+        """Raises ``RequestRefused``."""
+        number = secrets.token_hex(8)
+        answer: asyncio.Future[model.CallEvent | None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = call_id, answer
+        try:
+            self._send(CommandRequested(number, caller_name, call_id, command))
+            async with asyncio.timeout(self._answer_timeout_s):
+                told = await answer
+        except TimeoutError:
+            raise RequestRefused("overloaded", f"the gateway of call {call_id!r} does not answer") from None
+        finally:
+            del self._asked[number]
+        if isinstance(told, model.CommandRefused):
+            raise RequestRefused(told.code, told.message, told.param, told.retry_after_ms)
+        return told
+
+    async def _execute_command(self, asked: CommandRequested) -> None:
+        """An agent of another gateway speaks into a call. If it has ended, its end is told already."""
+        if asked.call_id not in (call.connected.call_id for call in self._switchboard.local_calls()):
+            return
+        answer: model.CallEvent | None
+        try:
+            answer = await self._switchboard.call(asked.caller_name, asked.call_id).handle_command(asked.command)
+        except SpeechError as error:
+            answer = model.CommandRefused.from_info(error.info, asked.call_id)
+        self._send(CommandAnswered(asked.number, answer))
+
+    def _remove_gateway(self, call_ids: list[str]) -> None:
+        """Calls that have ended, or whose gateway is gone."""
+        for call_id in call_ids:
+            if self._gateways.pop(call_id, None) is not None:
+                self._switchboard.remove_remote_call(call_id)
+            for of_call, answer in list(self._asked.values()):
+                if of_call == call_id and not answer.done():
+                    answer.set_exception(RequestRefused("unknown_call", f"call {call_id!r} has ended", "call_id"))
+
+    def _announce_calls(self) -> None:
+        for call in self._switchboard.local_calls():
+            self.connected(call)
+
+    def _send(self, message: HubMessage) -> None:
+        """Without a connection it is not announced; the next connection announces all again."""
+        if self._writer is None:
+            return
+        self._writer.write(encode_message(message))
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self._writer.transport.abort()

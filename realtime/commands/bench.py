@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from realtime.bench.deltas import CORPUS
-from realtime.bench.plan import LoadPlan
+from realtime.bench.plan import CORPUS, LoadPlan
 from realtime.bench.report import plot, summarise, table
 from realtime.bench.run import measure, server_rss_mb, split
 from realtime.client import speech_url

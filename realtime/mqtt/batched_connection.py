@@ -27,7 +27,7 @@ from realtime.mqtt.connection import (
     resolve,
 )
 from realtime.protocol.mqtt.packet import QOS_2, PublishPacket, acknowledged, parse_publish
-from realtime.protocol.mqtt311.packets import PUBACK, PUBLISH, MqttPacketReader, puback
+from realtime.protocol.mqtt311 import PUBACK, PUBLISH, MqttPacketReader, puback
 from sessions.clock import WakeEvent, now_s
 
 

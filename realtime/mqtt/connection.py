@@ -15,8 +15,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from realtime.errors import LocalProtocolError, RequestRefused
-from realtime.protocol.mqtt.packet import publish
-from realtime.protocol.mqtt.properties import packed
+from realtime.protocol.mqtt.packet import packed, publish
 
 log = logging.getLogger("voicewire.mqtt")
 

@@ -10,9 +10,8 @@ import msgspec
 
 from engine.api import CHUNK_FRAMES, InvalidRequest, SamplingParams, TextLayout, UnknownLanguage
 from realtime.server import SpeechServer
+from realtime.speech_api.capabilities import known_language, supported_instructions
 from realtime.speech_api.formats import audio_format
-from realtime.speech_api.instructions import supported_instructions
-from realtime.speech_api.languages import known_language
 from realtime.speech_api.request_body import SpeechRequestBody
 from sessions.config import SpeechSettings
 

@@ -5,24 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.api import InvalidRequest
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
+from realtime.speech_api.capabilities import supported_instructions
 from realtime.speech_api.formats import Delivery, delivery, file_format
-from realtime.speech_api.instructions import supported_instructions
 from realtime.speech_api.request_body import SpeechRequestBody
 from realtime.speech_api.settings import build_settings
 from realtime.speech_api.voice_selection import ReferenceEncoder, check_reference, check_task, select_voice
 from sessions.config import SpeechSettings
 from sessions.errors import SessionError
+from sessions.events import ResponseFinished
 from sessions.response import Response
 from sessions.session import Session
 from sessions.validation import check_settings
 
+COUNTS = ("input_tokens", "output_tokens", "total_tokens")
 # Of errors of the sessions.
 PARAMS = {"instruct": "instructions", "text": "input"}
+
+
+def usage(done: ResponseFinished, num_reference_frames: int) -> dict[str, Any]:
+    input_tokens = done.num_text_tokens + num_reference_frames
+    return {
+        "input_tokens": input_tokens,
+        "output_tokens": done.num_frames,
+        "total_tokens": input_tokens + done.num_frames,
+        "input_token_details": {"text_tokens": done.num_text_tokens, "audio_tokens": num_reference_frames},
+    }
+
+
+def usage_headers(done: ResponseFinished, num_reference_frames: int) -> dict[str, str]:
+    told = usage(done, num_reference_frames)
+    headers = {f"X-Voicewire-{name.replace('_', '-').title()}": str(told[name]) for name in COUNTS}
+    return headers | {"X-Voicewire-Audio-Ms": str(round(done.audio_ms))}
 
 
 @dataclass(frozen=True, slots=True)

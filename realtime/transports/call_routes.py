@@ -22,9 +22,13 @@ from realtime.protocol import model
 from realtime.protocol.call_events import parse_command, serialize
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
-from realtime.transports.http_transport import read_limited_body
-from realtime.transports.message_reader import MessageReader, check_size
-from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
+from realtime.transports.transport import (
+    WRITE_GRACE_S,
+    MessageReader,
+    WebSocketTransport,
+    check_size,
+    read_limited_body,
+)
 
 log = logging.getLogger("voicewire.calls")
 

@@ -23,9 +23,7 @@ from realtime.protocol.dialects.registry import DialectRoute
 from realtime.server import SpeechServer
 from realtime.speech_api.overrides import merge_fields, override_settings
 from realtime.transports.http_routes import refusal_headers
-from realtime.transports.http_transport import HttpTransport, ResponseAborted
-from realtime.transports.message_reader import MessageReader, check_size
-from realtime.transports.transport import MessageTransport
+from realtime.transports.transport import HttpTransport, MessageReader, MessageTransport, ResponseAborted, check_size
 from sessions.clock import now_s
 from sessions.session import Session
 from sessions.validation import check_format

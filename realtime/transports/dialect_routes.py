@@ -18,8 +18,7 @@ from realtime.protocol import model
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.server import SpeechServer
 from realtime.transports.dialect_connection import DialectConnection, refusal
-from realtime.transports.http_transport import HttpTransport
-from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
+from realtime.transports.transport import WRITE_GRACE_S, HttpTransport, WebSocketTransport
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.dialects")

@@ -16,8 +16,7 @@ from realtime.protocol.native import SUBPROTOCOL, parse_client, serialize
 from realtime.server import SpeechServer
 from realtime.setting_mapping import wire_settings
 from realtime.transports.http_routes import refusal_response
-from realtime.transports.message_reader import MessageReader, check_size
-from realtime.transports.transport import WRITE_GRACE_S, MessageTransport, WebSocketTransport
+from realtime.transports.transport import WRITE_GRACE_S, MessageReader, MessageTransport, WebSocketTransport, check_size
 from realtime.version import VERSION
 from sessions.session import Session
 from sessions.voices.lookup import voices_for

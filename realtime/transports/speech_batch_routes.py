@@ -18,8 +18,7 @@ from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
 from realtime.speech_api.request_body import body_of, parse_object
-from realtime.speech_api.speech_job import prepare_job
-from realtime.speech_api.usage import usage
+from realtime.speech_api.speech_job import prepare_job, usage
 from realtime.speech_api.voice_selection import ReferenceEncoder
 from realtime.transports.disconnect import cancel_on_disconnect
 from realtime.transports.http_routes import openai_error, server_of

@@ -20,8 +20,7 @@ from realtime.errors import RequestRefused, http_status
 from realtime.server import SpeechServer
 from realtime.speech_api.formats import Delivery
 from realtime.speech_api.request_body import SpeechRequestBody, parse_body
-from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_response
-from realtime.speech_api.usage import usage, usage_headers
+from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_response, usage, usage_headers
 from realtime.transports.disconnect import ClientLeft, cancel_on_disconnect, client_disconnected
 from realtime.transports.http_routes import openai_error, server_of
 from sessions.audio.formats.registry import stream_encoder

@@ -19,7 +19,7 @@ from realtime.calls.connection import CallConnection
 from realtime.config import CallSettings, ConfigError
 from realtime.errors import RequestRefused
 from realtime.protocol.telephony.registry import TELEPHONY_ROUTES, TelephonyRoute
-from realtime.protocol.telephony.signature import is_signed
+from realtime.protocol.telephony.twilio import is_signed
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport

@@ -13,7 +13,7 @@ from realtime.browser_tokens import TokenScope
 from realtime.errors import RequestRefused
 from realtime.speech_api.request_body import parse_object
 from realtime.transports.http_routes import server_of
-from realtime.transports.http_transport import read_limited_body
+from realtime.transports.transport import read_limited_body
 
 
 class IssuedToken(NamedTuple):

@@ -1,4 +1,7 @@
-"""One client's line, whatever carries it: messages in, messages out, one end."""
+"""The connection of one client, whatever carries it: messages in, messages out, one end.
+
+It is a WebSocket, or an HTTP request: its body is the one message that comes, and what is sent is the answer's body.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,26 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypedDict
+from typing import Generic, Protocol, TypedDict, TypeVar
 
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from realtime.errors import RemoteProtocolError, RequestRefused
+from realtime.transports.disconnect import client_disconnected
 
 log = logging.getLogger("voicewire.transport")
 
 EXTENSION = "voicewire.line"
 # A line is cut so long after the response that could not be written has ended.
 WRITE_GRACE_S = 2.0
+# Media type and headers of the answer.
+Head = tuple[str, dict[str, str]]
+# Messages that are read per loop iteration.
+YIELD_EVERY_MESSAGES = 50
+M = TypeVar("M", bound=str | bytes)
+M_co = TypeVar("M_co", bound=str | bytes, covariant=True)
 
 
 class MessageTransport(Protocol):
@@ -98,3 +112,109 @@ class WebSocketTransport:
             log.info("closed unresponsive connection", extra={"code": "slow_reader"})
             self._closed = True
             self._line["abort"]()
+
+
+class ResponseAborted(Exception):
+    """Speech broke off after the answer had begun; the connection is cut, so that the client can tell."""
+
+
+async def read_limited_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """All of a request's. Raises ``RequestRefused``, also when the client leaves before."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > max_bytes:
+                    raise RequestRefused("message_too_big", f"the body is longer than max_message_bytes, {max_bytes}")
+    except ClientDisconnect:
+        raise client_disconnected() from None
+    except TimeoutError:
+        raise RequestRefused("body_timeout", "the body did not arrive in time") from None
+    return bytes(body)
+
+
+class HttpTransport:
+    """Implements ``MessageTransport``; ``head`` is asked with the first piece of the answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, head: Callable[[], Head]) -> None:
+        self._scope, self._raw_receive, self._raw_send = scope, receive, send
+        self._request = Request(scope, receive)
+        self._head = head
+        self._body_read = False
+        self._begun = False
+        self._ended = False
+
+    async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
+        """Raises ``RequestRefused``."""
+        return await read_limited_body(self._request, max_bytes, timeout_s)
+
+    async def receive(self) -> None:
+        """Returns when the client has left, or has all of the answer. Nothing is sent from then on."""
+        while (await self._raw_receive())["type"] != "http.disconnect":
+            pass
+        self._ended = True
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        if self._ended or (wanted is not None and not wanted()):
+            return
+        await self._begin()
+        data = message.encode() if isinstance(message, str) else message
+        if data:
+            await self._raw_send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """The answer is complete."""
+        if not self._ended:
+            await self._begin()
+            self._ended = True
+            await self._raw_send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def abort(self, answer: Response) -> None:
+        """Give this answer instead. Raises ``ResponseAborted`` when another has begun."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._begun:
+            raise ResponseAborted
+        await answer(self._scope, self._raw_receive, self._raw_send)
+
+    async def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        media_type, headers = self._head()
+        raw = [(b"content-type", media_type.encode())]
+        raw += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self._raw_send({"type": "http.response.start", "status": 200, "headers": raw})
+
+
+class MessageSource(Protocol[M_co]):
+    async def receive(self) -> M_co | None:
+        """The next message; ``None`` once the line is closed by either side."""
+        ...
+
+
+class MessageReader(Generic[M]):
+    """Of one line. A client that sends faster than is read does not delay others."""
+
+    def __init__(self, line: MessageSource[M]) -> None:
+        self._line = line
+        self._num_messages = 0
+
+    async def receive(self) -> M | None:
+        """The next message; ``None`` once the line is closed by either side."""
+        message = await self._line.receive()
+        self._num_messages += 1
+        if self._num_messages % YIELD_EVERY_MESSAGES == 0:
+            await asyncio.sleep(0)
+        return message
+
+
+def check_size(message: str | bytes, max_message_bytes: int) -> None:
+    """Raises ``RemoteProtocolError``."""
+    is_short = len(message) <= max_message_bytes // 4  # no character takes more than four bytes
+    num_bytes = len(message) if is_short or isinstance(message, bytes) else len(message.encode())
+    if num_bytes > max_message_bytes:
+        found = f"a message of {num_bytes} bytes"
+        raise RemoteProtocolError("message_too_big", f"{found}, max_message_bytes is {max_message_bytes}")

@@ -13,10 +13,9 @@ from engine.api import SpeechError
 from realtime.config import ConfigError
 from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import DialectRoute
-from realtime.protocol.wyoming.dialect import WyomingDialect, build_info
-from realtime.protocol.wyoming.events import Data, WyomingEvent, serialize
+from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
 from realtime.server import SpeechServer
-from realtime.speech_api.languages import CODES
+from realtime.speech_api.capabilities import CODES
 from realtime.transports.dialect_connection import DialectConnection
 from realtime.transports.tcp_server import (
     check_port_for_gateways,

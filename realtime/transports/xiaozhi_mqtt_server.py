@@ -18,7 +18,7 @@ from realtime.auth import NO_KEYS, Principal
 from realtime.browser_tokens import TokenScope
 from realtime.config import ConfigError
 from realtime.errors import RemoteProtocolError, RequestRefused
-from realtime.protocol.mqtt311 import packets as mqtt
+from realtime.protocol import mqtt311 as mqtt
 from realtime.protocol.telephony.xiaozhi import XiaozhiDialect
 from realtime.transports.tcp_server import TcpStreamTransport, close_writer, create_stream_transport, run_server
 from realtime.transports.xiaozhi_routes import XiaozhiService

@@ -20,12 +20,11 @@ from websockets.exceptions import InvalidStatus
 
 from realtime import auth
 from realtime.auth import Principal, load_authenticator
-from realtime.browser_tokens import TokenScope, issue, parse
+from realtime.browser_tokens import TokenScope, issue, load_token_secret, parse
 from realtime.config import AuthSettings, ConfigError
 from realtime.errors import RequestRefused
+from realtime.protocol import mqtt311 as mqtt
 from realtime.protocol.dialects.registry import DIALECT_ROUTES
-from realtime.protocol.mqtt311 import packets as mqtt
-from realtime.token_secret import load_token_secret
 from tests.realtime.live_server import live_server
 
 KEY, OTHER = "a-key-of-enough-characters", "another-key-of-enough-characters"

@@ -17,8 +17,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.frames import Frame, Opcode
 
 from realtime.protocol import events as ev
+from realtime.protocol import wyoming
 from realtime.protocol.native import PATH, SUBPROTOCOL, serialize
-from realtime.protocol.wyoming import events as wyoming
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import dial, first_calls, told

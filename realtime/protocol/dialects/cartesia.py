@@ -22,6 +22,8 @@ from realtime.protocol.dialects.parsing import dump, parse_json, require_context
 ENCODINGS = {"pcm_s16le": "pcm_s16le", "pcm_f32le": "pcm_f32le", "pcm_mulaw": "mulaw", "pcm_alaw": "alaw"}
 DEFAULT_RATE = 44_100
 TITLES = {400: "Invalid request", 401: "Unauthorized", 404: "Not found", 413: "Too long", 429: "Too many requests"}
+RUNNING, FINISHED = 206, 200
+MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 
 
 class CartesiaVoice(Struct):
@@ -108,9 +110,6 @@ def word_timestamps(words: Any, normalized: bool) -> dict[str, Any]:
 def _unsupported(name: str, known: tuple[str, ...], found: str) -> RemoteProtocolError:
     message = f"output_format.{name} must be one of {', '.join(known)}, is {found[:40]!r}"
     return RemoteProtocolError("unsupported_format", message, f"output_format.{name}")
-
-
-RUNNING, FINISHED = 206, 200
 
 
 @dataclass(slots=True)
@@ -220,9 +219,6 @@ class CartesiaDialect(Dialect):
     def _error(self, context: str, error: ErrorInfo, done: bool = True) -> model.SendMessage:
         told = error_fields(error, self.handshake.request_id)
         return model.SendMessage(dump(type="error", context_id=context, done=done, **told))
-
-
-MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 
 
 class CartesiaBytes(HttpDialect):

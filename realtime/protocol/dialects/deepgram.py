@@ -30,6 +30,22 @@ RATES = {
 }
 FAMILIES = ("aura", "aura-2", "flux")
 MAX_SPEED = 10.0
+MODEL_UUID = "00000000-0000-0000-0000-000000000000"
+MODEL_VERSION = "voicewire"
+MAX_REASON_BYTES = 120
+CLOSES: dict[int, int] = {CloseCode.INVALID_DATA: 1008, CloseCode.UNSUPPORTED_DATA: 1008, CloseCode.GOING_AWAY: 1000}
+MEDIA_TYPES = {
+    "pcm_s16le": "audio/l16",
+    "wav": "audio/wav",
+    "mulaw": "audio/mulaw",
+    "alaw": "audio/alaw",
+    "mp3": "audio/mpeg",
+    "ogg_opus": "audio/ogg",
+    "flac": "audio/flac",
+    "aac": "audio/aac",
+}
+FILE_ENCODINGS = {"mp3": "mp3", "opus": "ogg_opus", "flac": "flac", "aac": "aac", "mulaw": "mulaw", "alaw": "alaw"}
+CONTAINERS = ("none", "wav", "ogg")
 
 
 def parse_options(query: Mapping[str, str], format: model.RequestedFormat) -> model.SpeechOptions:
@@ -89,12 +105,6 @@ def _speed(text: str | None) -> float:
             "invalid_request", f"speed must be a number above 0, is {(text or '')[:20]!r}", "speed"
         )
     return speed
-
-
-MODEL_UUID = "00000000-0000-0000-0000-000000000000"
-MODEL_VERSION = "voicewire"
-MAX_REASON_BYTES = 120
-CLOSES: dict[int, int] = {CloseCode.INVALID_DATA: 1008, CloseCode.UNSUPPORTED_DATA: 1008, CloseCode.GOING_AWAY: 1000}
 
 
 class DeepgramMessage(Struct):
@@ -231,20 +241,6 @@ class DeepgramDialect(Dialect):
 
     def _send(self, kind: str, **fields: Any) -> model.SendMessage:
         return model.SendMessage(dump(type=kind, **fields))
-
-
-MEDIA_TYPES = {
-    "pcm_s16le": "audio/l16",
-    "wav": "audio/wav",
-    "mulaw": "audio/mulaw",
-    "alaw": "audio/alaw",
-    "mp3": "audio/mpeg",
-    "ogg_opus": "audio/ogg",
-    "flac": "audio/flac",
-    "aac": "audio/aac",
-}
-FILE_ENCODINGS = {"mp3": "mp3", "opus": "ogg_opus", "flac": "flac", "aac": "aac", "mulaw": "mulaw", "alaw": "alaw"}
-CONTAINERS = ("none", "wav", "ogg")
 
 
 class DeepgramBody(Struct):

@@ -33,6 +33,7 @@ from realtime.protocol.dialects.elevenlabs_common import (
 from realtime.protocol.dialects.parsing import dump, is_true, parse_json, require_context_id, text_only
 
 DEFAULT_CONTEXT = "default"
+DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
 
 
 class DialogueLine(Struct):
@@ -254,9 +255,6 @@ class ElevenLabsSocket(Dialect, Generic[S]):
 
 def _has_text(said: ElevenLabsMessage) -> bool:
     return bool((said.text or "").strip()) or any(line.text.strip() for line in said.inputs or ())
-
-
-DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,20 +1,20 @@
-"""A message as it travels, a PUBLISH packet of MQTT 5 (2.2.2 and 3.3 of it): of QoS 0 or 1."""
+"""A message as it travels, a PUBLISH packet of MQTT 5 (2.2.2 and 3.3 of it) of QoS 0 or 1, and its properties.
+
+paho-mqtt's own class takes longer for the properties than the message does to the broker.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from realtime.errors import LocalProtocolError, RemoteProtocolError
-from realtime.protocol.mqtt.properties import (
-    CONTENT_TYPE,
-    CORRELATION,
-    EXPIRY,
-    RESPONSE_TOPIC,
-    USER,
-    varint,
-)
-from realtime.protocol.mqtt311.packets import PUBLISH, FieldReader, MqttPacket
+from realtime.protocol.mqtt311 import PUBLISH, FieldReader, MqttPacket, varint
 
+EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, USER = 0x02, 0x03, 0x08, 0x09, 0x26
+# Of one string or of binary data.
+MAX_BYTES = 0xFFFF
 RETAIN = 0x01
 QOS_1, QOS_2 = 0x02, 0x04
 MAX_TOPIC_BYTES = 0xFFFF
@@ -22,6 +22,34 @@ MAX_LENGTH = 268_435_455
 PAYLOAD_FORMAT, SUBSCRIPTION = 0x01, 0x0B
 # Properties that are numbers, and of how many bytes.
 NUMBERS = {PAYLOAD_FORMAT: 1, EXPIRY: 4}
+
+
+def packed(
+    content_type: str | None = None,
+    response_topic: str | None = None,
+    correlation: bytes | None = None,
+    expiry_s: int | None = None,
+    user: Iterable[tuple[str, str]] = (),
+) -> bytes:
+    """Their length and they themselves. Raises ``LocalProtocolError`` when one is too long."""
+    parts: list[bytes] = []
+    if expiry_s is not None:
+        parts.append(struct.pack(">BI", EXPIRY, expiry_s))
+    for name, text in ((CONTENT_TYPE, content_type), (RESPONSE_TOPIC, response_topic)):
+        if text is not None:
+            parts += (bytes((name,)), _binary(text.encode()))
+    if correlation is not None:
+        parts += (bytes((CORRELATION,)), _binary(correlation))
+    for key, value in user:
+        parts += (bytes((USER,)), _binary(key.encode()), _binary(value.encode()))
+    body = b"".join(parts)
+    return varint(len(body)) + body
+
+
+def _binary(data: bytes) -> bytes:
+    if len(data) > MAX_BYTES:
+        raise LocalProtocolError(f"a property has at most {MAX_BYTES} bytes, this one {len(data)}")
+    return len(data).to_bytes(2, "big") + data
 
 
 @dataclass(slots=True)

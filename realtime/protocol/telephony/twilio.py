@@ -1,8 +1,16 @@
-"""Twilio Media Streams in both directions (``<Connect><Stream>``): JSON, mu-law at 8 kHz."""
+"""Twilio Media Streams in both directions (``<Connect><Stream>``), and the signature of Twilio's requests.
+
+JSON, mu-law at 8 kHz.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
@@ -12,6 +20,7 @@ from realtime.protocol.telephony import parsing
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 
 ENCODINGS = {"audio/x-mulaw": "mulaw"}
+DEFAULT_PORTS = {"https": 443, "http": 80, "wss": 443, "ws": 80}
 
 
 class TwilioMediaFormat(Struct, rename="camel"):
@@ -55,3 +64,35 @@ class TwilioDialect(JsonStreamDialect):
 
     def send_clear(self) -> str:
         return dump(event="clear", streamSid=self._stream_sid)
+
+
+def sign(token: str, url: str, fields: Mapping[str, str] | None = None) -> str:
+    """What ``X-Twilio-Signature`` says. ``fields`` are those of a form that is posted; a WebSocket has none."""
+    text = url + "".join(name + value for name, value in sorted((fields or {}).items()))
+    return base64.b64encode(hmac.digest(token.encode(), text.encode(), hashlib.sha1)).decode()
+
+
+def is_signed(token: str, url: str, signature: str, fields: Mapping[str, str] | None = None) -> bool:
+    """Whether the holder of ``token`` signed this address, as Twilio spells it: with or without the port, and for
+    WebSockets with the slash at the end that some of its servers put there. An address that is none is not signed.
+
+    A signature holds for the address alone, whenever and however often it is shown: it has to travel by TLS."""
+    given = signature.encode("utf-8", "surrogateescape")
+    try:
+        known = list(url_variants(url))
+    except ValueError:
+        return False
+    genuine = [hmac.compare_digest(sign(token, spelt, fields).encode(), given) for spelt in known]
+    return any(genuine)
+
+
+def url_variants(url: str) -> Iterator[str]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    port = parts.port or DEFAULT_PORTS.get(parts.scheme, 443)
+    for place in dict.fromkeys((parts.netloc, host, f"{host}:{port}")):
+        spelt = urlunsplit(parts._replace(netloc=place))
+        yield spelt
+        if parts.scheme in ("ws", "wss") and not parts.path.endswith("/"):
+            yield urlunsplit(parts._replace(netloc=place, path=parts.path + "/"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.bench.deltas import CORPUS, MAX_PIECE_CHARS, endless, first_word_is_final_at, pieces, read_corpus
+from realtime.bench.plan import CORPUS, MAX_PIECE_CHARS, endless, first_word_is_final_at, pieces, read_corpus
 
 
 @given(st.text("ab ,.\n"))

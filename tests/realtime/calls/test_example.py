@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from realtime.protocol.telephony.signature import sign
+from realtime.protocol.telephony.twilio import sign
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import twilio_call
 from tests.realtime.live_server import live_server, until

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from realtime.calls.call_registry import AgentSubscription, CallRegistry, RegisteredCall
-from realtime.calls.gateway_hub import GatewayHub
-from realtime.calls.hub_client import HubClient
+from realtime.calls.gateway_hub import GatewayHub, HubClient
 from realtime.errors import RequestRefused
 from realtime.protocol import model
 from sessions.errors import DuplicateResponse

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from realtime.app import create_app
 from realtime.config import ConfigError, load_config
-from realtime.protocol.telephony.signature import sign
+from realtime.protocol.telephony.twilio import sign
 from tests.fakes.engine import FakeSpeechEngine
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from realtime.speech_api.languages import CODES, NAMES, known_language
+from realtime.speech_api.capabilities import CODES, NAMES, known_language
 
 OFFICIAL = ("auto", "english", "chinese", "german")
 SHORT = ("auto", "en", "de")

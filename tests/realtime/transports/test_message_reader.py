@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realtime.errors import RemoteProtocolError
-from realtime.transports.message_reader import YIELD_EVERY_MESSAGES, MessageReader, check_size
+from realtime.transports.transport import YIELD_EVERY_MESSAGES, MessageReader, check_size
 
 
 class Flood:

@@ -14,8 +14,8 @@ from paho.mqtt.properties import Properties
 
 from realtime.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt import packet as mqtt
-from realtime.protocol.mqtt.properties import packed, varint
-from realtime.protocol.mqtt311.packets import PUBLISH, MqttPacket, MqttPacketReader
+from realtime.protocol.mqtt.packet import packed
+from realtime.protocol.mqtt311 import PUBLISH, MqttPacket, MqttPacketReader, varint
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), max_size=40)
 TOPICS = st.text("abc/", min_size=1, max_size=300)

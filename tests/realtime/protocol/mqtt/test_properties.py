@@ -9,7 +9,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from realtime.errors import LocalProtocolError
-from realtime.protocol.mqtt.properties import packed
+from realtime.protocol.mqtt.packet import packed
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=0x24F, exclude_characters="\x7f"), max_size=90)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.mqtt311 import packets as mqtt
+from realtime.protocol import mqtt311 as mqtt
 
 NUM_STREAMS, NUM_STREAMS_SLOW = 2_000, 50_000
 MAX_BYTES = 4_096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from realtime.protocol.telephony.signature import is_signed, sign
+from realtime.protocol.telephony.twilio import is_signed, sign
 
 TOKEN = "12345"
 URL = "https://example.com/myapp.php?foo=1&bar=2"

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.wyoming.dialect import WyomingDialect
-from realtime.protocol.wyoming.events import WyomingEvent, WyomingEventReader, serialize
+from realtime.protocol.wyoming import WyomingDialect, WyomingEvent, WyomingEventReader, serialize
 from tests.realtime.dialects.chaotic_client import ChaoticClient
 from tests.realtime.dialects.test_fuzz import Shell
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.mqtt.properties import varint
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE, PING, DISCONNECT = 1, 3, 4, 8, 12, 14
 # Of the protocol: 3.1.1.
@@ -185,3 +184,13 @@ class FieldReader:
 
 def _broken(what: str) -> RemoteProtocolError:
     return RemoteProtocolError("invalid_event", f"not MQTT: {what}")
+
+
+def varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
+    digits = bytearray()
+    while True:
+        number, digit = divmod(number, 128)
+        digits.append(digit | (128 if number else 0))
+        if not number:
+            return bytes(digits)

@@ -1,8 +1,10 @@
-"""Languages as people name them, and as the checkpoint does."""
+"""What the checkpoint supports of languages and instructions, as clients name them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from engine.api import EngineInfo
 
 # By ISO 639-1.
 NAMES = {
@@ -29,3 +31,13 @@ def known_language(given: str, languages: Iterable[str]) -> str | None:
         if word is not None and word in known:
             return known[word]
     return None
+
+
+LEFT_OUT = "this model takes no instructions, they are left out"
+
+
+def supported_instructions(given: str, info: EngineInfo) -> tuple[str, str]:
+    """Return what the model follows of the instructions, and a warning if that is nothing of what was given."""
+    if given and not info.takes_instruct:
+        return "", LEFT_OUT
+    return given, ""
