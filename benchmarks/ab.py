@@ -129,12 +129,12 @@ def print_table(comparisons: Sequence[Comparison]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parent", type=Path, required=True, help="a checkout of the commit to compare with")
+    parser.add_argument("--parent", type=Path, required=True, help="checkout of the commit to compare with")
     parser.add_argument("--change", type=Path, default=TREE, help="(default: this checkout)")
-    parser.add_argument("--parent-python", default=sys.executable, help="(default: this one)")
+    parser.add_argument("--parent-python", default=sys.executable, help="Python interpreter (default: this one)")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--limit", type=read_limit, action="append", default=[], metavar="FIGURE=PERCENT")
-    parser.add_argument("benchmark", nargs="+", metavar="NAME [ARG ...]", help="behind --")
+    parser.add_argument("benchmark", nargs="+", metavar="NAME [ARG ...]", help="benchmark and its arguments, after --")
     args = parser.parse_args()
     if args.pairs < 2:
         parser.error(f"--pairs is {args.pairs}; the noise needs at least 2")

@@ -1,9 +1,9 @@
-"""What each step between engine and wire costs, in us of one core per 20 ms of audio.
+"""Measure the cost of each step from engine chunk to packet, in us of one core per 20 ms of audio.
 
     python -m benchmarks.audio_path_cost [--seconds 10] [--rounds 5]
 
-Audio comes in chunks of 80 ms at 24 kHz, as the engine gives it. The least of several rounds is shown, because a busy
-neighbour only ever adds. The last line is JSON.
+Input is chunks of 80 ms at 24 kHz, as the engine emits them. The minimum of the rounds is reported, because other
+programs can only add time. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def least_us(work: Work, rounds: int, num_frames: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=10, help="of audio (default 10)")
-    parser.add_argument("--rounds", type=int, default=5, help="of which the least counts (default 5)")
+    parser.add_argument("--seconds", type=int, default=10, help="seconds of audio (default: 10)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; the minimum is reported (default: 5)")
     arguments = parser.parse_args()
     if arguments.seconds < 1 or arguments.rounds < 1:
         parser.error("--seconds and --rounds must be at least 1")

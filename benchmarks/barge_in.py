@@ -1,8 +1,10 @@
-"""How soon the caller's voice is noticed, and how often noise or our own echo is taken for it.
+"""Measure how soon a caller's voice is detected, and how often noise or echo is detected as a voice.
 
-``python -m benchmarks.barge_in [MINUTES]``: speech is flite's two voices on the held-out sentences, everything passes
-mu-law at 8 kHz in packets of 20 ms. A delay is from the first sound of a sentence to the arrival of the packet in
-which it is noticed; what the cancel itself takes comes on top (a fraction of a millisecond, it is measured too).
+    python -m benchmarks.barge_in [MINUTES]
+
+Speech is the held-out sentences by flite's two voices, in mu-law at 8 kHz and packets of 20 ms. A delay runs from the
+first sound of a sentence to the arrival of the packet in which it is detected. The cancel adds a fraction of a
+millisecond, which is measured, too.
 """
 
 from __future__ import annotations

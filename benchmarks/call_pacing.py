@@ -1,15 +1,14 @@
-"""Many calls at once: how even the packets leave, and how long the caller is spoken over.
+"""Measure how evenly packets of many concurrent calls are sent, and how soon replies stop at a barge-in.
 
-``python -m benchmarks.call_pacing [--lines 64] [--speaking 8] [--rounds 8] [--engine fake|embedded] [--config FILE]
-[--server-cores 0-1] [--client-cores 2-3] [--stolen PERCENT]``
+    python -m benchmarks.call_pacing [--lines 64] [--speaking 8] [--rounds 8] [--engine fake|embedded] [--config FILE]
+        [--server-cores 0-1] [--client-cores 2-3] [--stolen PERCENT]
 
-Four processes: the server, its engine if it is the embedded voice, the lines on which nothing is said, and the lines
-that are spoken on, which measure by a clock of their own. On every line there is a noise, and something to interrupt,
-so that the detector looks at all of it. Lines that are spoken on hear a long reply; after some seconds a sentence is
-said into it, and then the next reply begins.
+Four processes: the server, its engine with the embedded voice, the quiet calls, and the active calls, which measure
+with a clock of their own. Every call has noise and a reply to interrupt, so the VAD processes all of its audio. An
+active call receives a long reply; after some seconds its caller speaks a sentence, and then the next reply starts.
 
-A packet is late by how much it comes after its place in an even row of 20 ms, which begins with the earliest of its
-reply. Speech begins 20 ms before its first packet is sent. ``--stolen`` takes a share of the server's cores away
+The lateness of a packet is relative to an even row of 20 ms, which starts at the earliest packet of its reply. Speech
+begins 20 ms before its first packet is sent. ``--stolen`` takes a share of the server's cores away
 (``benchmarks.cpu_steal``). The last line is JSON.
 """
 
@@ -249,9 +248,9 @@ def main() -> None:
     parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument(
-        "--stolen", type=percent_of_a_core, metavar="PERCENT", default=0.0, help="of the server's cores"
+        "--stolen", type=percent_of_a_core, metavar="PERCENT", default=0.0, help="share of the server's cores"
     )
-    parser.add_argument("--quiet", metavar="URL", help="be the process of the lines on which nothing is said")
+    parser.add_argument("--quiet", metavar="URL", help="run as the process of the quiet calls (internal)")
     args = parser.parse_args()
     if args.quiet:
         asyncio.run(stay_quiet(args.quiet, args.lines))

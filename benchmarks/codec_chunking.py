@@ -1,9 +1,10 @@
-"""Is streaming heard? The codec's copies decoded in chunks of 1, 2, 4 and 8 frames against one pass, on speech.
+"""Compare the codec's reconstruction decoded in chunks of 1, 2, 4 and 8 frames with one pass, on speech.
 
     python -m benchmarks.codec_chunking [--model FOLDER] [--every 10]
 
-Per chunk size: the largest difference of samples from the one pass, and the seam scores of tests/audio/seam_report.py
-at the borders of chunks against everywhere else (1 means that borders are like any other place). The last line is JSON.
+For each chunk size: the largest difference of samples from the one pass, and the seam scores of
+tests/audio/seam_report.py at the borders of chunks (1 means that borders equal all other places). The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description="Measure the seams of the streaming codec on speech.")
     parser.add_argument("--model", type=Path, help="checkpoint folder; default: the embedded voice")
     parser.add_argument("--encoder", type=Path, default=Path("training/state/encoder.safetensors"))
-    parser.add_argument("--every", type=int, default=10, help="only every so many-th sentence")
+    parser.add_argument("--every", type=int, default=10, help="use every n-th sentence only")
     options = parser.parse_args(arguments)
     copies = CodecCopies(options.model, options.encoder)
     codec, (tasks, _) = copies.codec(), read_tasks(options.every)

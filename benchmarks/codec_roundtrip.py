@@ -1,4 +1,4 @@
-"""The codec's copies of the teacher's speech: encoded by the encoder that training kept, decoded by the checkpoint."""
+"""Encode the teacher's speech with the encoder that training saved, and decode it with the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Resident memory of a server before, while and after clients fill the conversations of `/v1/realtime`.
+"""Measure the memory of a server before, while and after clients fill conversations of `/v1/realtime`.
 
     python -m benchmarks.connection_memory [--connections 20] [--rounds 3] [--items 8] [--chars 50000]
 
 The server is a process of its own with the fake engine. A round opens ``--connections`` sockets, each of which creates
 ``--items`` items of ``--chars`` characters and then ``--items`` of 256 empty parts, and closes them all. Reported are
 the resident bytes before the round, before the close and ``SETTLED_S`` after it. The last line is JSON; ``growth_mb``
-is what the last round left over the memory before the first.
+is the memory after the last round less the memory before the first.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""CosyVoice3 on one device: first audio, audio seconds a second, real-time factor, and where the time goes.
+"""Measure CosyVoice3 on one device: TTFA, audio seconds per second, real-time factor, time of each part.
 
     python -m benchmarks.cosyvoice [--shape released|tiny] [--streams 1,16] [--burst 16,64,128] [--seconds 10]
 
-Random weights of the released shape, made on the spot; the end of speech is banned, so that every request says its full
-length. ``--streams``: so many requests submitted in the same moment, each time to the first chunk at the engine's door.
-One round is warm-up, at least ``--rounds`` and twelve requests are measured, and the percentiles are over all of these:
-with twelve the 95th is the worst. All speak like one voice of 3 s, which the engine knows from the warm-up; with
-``--new-voices`` each like one that it never heard. ``--burst``: so many requests without pacing, one warm-up, one
-measured. The last line is JSON.
+Random weights of the released shape are generated at start. The end of speech is banned, so every request has its full
+length. ``--streams``: this number of requests is submitted at the same moment; each is timed to its first chunk at the
+engine API. One round is warm-up; at least ``--rounds`` rounds and twelve requests are measured. Percentiles are over all
+of them; with twelve requests the 95th is the worst. All requests use one cached voice of 3 s; with ``--new-voices`` each
+has a voice of its own. ``--burst``: this number of requests without pacing, one warm-up, one measured. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -239,10 +239,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefill", type=int, default=1024, help="prompt positions in one step")
     parser.add_argument("--kv-mb", type=int, default=8192)
-    parser.add_argument("--new-voices", action="store_true", help="each request speaks like a voice not heard before")
-    parser.add_argument("--eager", action="store_true", help="no graphs")
-    parser.add_argument("--plain", action="store_true", help="no fused kernels")
-    parser.add_argument("--flow", type=json.loads, default={}, help="more of the flow's settings, as JSON")
+    parser.add_argument("--new-voices", action="store_true", help="each request uses a new voice")
+    parser.add_argument("--eager", action="store_true", help="run without CUDA graphs")
+    parser.add_argument("--plain", action="store_true", help="run without fused kernels")
+    parser.add_argument("--flow", type=json.loads, default={}, help="more settings of the flow, as JSON")
     return parser.parse_args()
 
 

@@ -1,7 +1,8 @@
-"""Takes a share of some cores away, in short turns at real-time priority: a neighbour, or a slower hour of a machine.
+"""Take a share of some cores away, in short turns at real-time priority, like another busy program.
 
-``python -m benchmarks.cpu_steal --cores 0-1 --percent 15`` goes on until it is ended, or whoever started it is gone. It
-needs the right to set real-time priorities.
+    python -m benchmarks.cpu_steal --cores 0-1 --percent 15
+
+Runs until it is terminated or its parent process ends. It needs the right to set real-time priorities.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cores", type=cores, required=True)
     parser.add_argument("--percent", type=percent_of_a_core, required=True)
-    parser.add_argument("--parent", type=int, default=os.getppid(), help="ends with this process, which started it")
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="end with this process")
     args = parser.parse_args()
     fork = get_context("fork")
     thieves = [fork.Process(target=run_steal, args=(core, args.percent / 100, os.getpid())) for core in args.cores]

@@ -1,13 +1,13 @@
-"""What a vendor's wire adds to the native one: both side by side against a fake engine, turn about.
+"""Compare the TTFA of each dialect with the native protocol, alternating, against a fake engine.
 
-Time to first audio runs from a whole text being sent to its first audio, all wires at PCM of 24 kHz where they have it,
-each on a socket or HTTP connection that is open already. The time to silence runs from an interruption being sent to
-the last audio message; wires whose clients drop the socket instead have none.
+TTFA runs from the moment at which a whole text is sent. Every protocol uses PCM at 24 kHz if it has it, on a connection
+that is already open. The time to silence runs from sending an interruption to the last audio message. Dialects whose
+clients close the socket instead have none.
 
     python -m benchmarks.dialect_overhead [--rounds 40]
 
-The last line is JSON, in milliseconds; ``ratio`` is to the native wire. docs/design/audio.md has
-the delay of each encoder.
+The last line is JSON, in milliseconds; ``ratio`` is relative to the native protocol. docs/design/audio.md has the codec
+delay of each format.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Milliseconds of one engine step, split by stage, at several batch sizes.
+"""Measure milliseconds of one engine step, by stage, at several batch sizes.
 
-A step gives every running row one codec frame (80 ms of audio), so milliseconds a step over 80 is the real-time factor
-of every stream in it. Rows run in burst with the end of speech banned; the prompt is prefilled before the clock
-starts. ``--compare`` alternates the fast CPU paths with plain torch in one run and prints the ratio.
+A step generates one codec frame (80 ms of audio) for every running row. Milliseconds per step over 80 are therefore the
+real-time factor of every stream. Rows run in burst with the end of speech banned; the prompt is prefilled before the
+clock starts. ``--compare`` alternates the optimized CPU layers with plain torch and prints the ratio.
 
     python -m benchmarks.engine_step [--model FOLDER] [--batch 1,4,12] [--frames 40] [--compare]
 

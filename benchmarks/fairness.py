@@ -324,14 +324,14 @@ def ratios(found: dict[str, Any]) -> dict[str, float | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--paced", type=int, default=4, help="listeners (default: 4)")
-    parser.add_argument("--burst", type=int, default=32, help="burst replies active at once (default: 32)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase (default: 30)")
+    parser.add_argument("--burst", type=int, default=32, help="concurrent burst replies (default: 32)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of each phase (default: 30)")
     parser.add_argument("--keys", choices=("none", "same", "different"), default="none", help="API keys of the clients")
     parser.add_argument("--unread", action="store_true", help="burst clients read nothing")
     parser.add_argument("--model", help="checkpoint folder (default: the embedded voice)")
-    parser.add_argument("--frames", type=int, help="codec frames of a segment, for weights without an end")
+    parser.add_argument("--frames", type=int, help="codec frames per segment, for weights without an end")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server")
-    parser.add_argument("--tree", type=Path, default=TREE, help="source tree of the server, to compare with another")
+    parser.add_argument("--tree", type=Path, default=TREE, help="source tree of the server")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.client:

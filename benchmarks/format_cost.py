@@ -1,10 +1,10 @@
-"""What each format costs and how long it holds sound back.
+"""Measure the cost and the codec delay of each format.
 
     python -m benchmarks.format_cost [--seconds 10] [--rounds 5]
 
-Audio comes in chunks of 80 ms, as the engine gives it. For each format: us of one core per 20 ms of audio, the longest
-that a chunk took (least of the rounds), bytes a second, and the delay of the format itself: the most sound that was
-pushed and could not be heard yet by one who decodes all bytes so far, measured by decoding every prefix, beside what
+Input is chunks of 80 ms, as the engine emits them. For each format: us of one core per 20 ms of audio, the longest time
+of a chunk (minimum of the rounds), bytes per second, and the codec delay. The delay is the most audio that was pushed
+and cannot be decoded from all bytes so far. It is measured by decoding every prefix, and printed beside the bound that
 docs/design/audio.md states. The last line is JSON.
 """
 

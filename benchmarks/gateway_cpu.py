@@ -1,8 +1,8 @@
-"""What a stream costs in front of the engine: sockets, wire, Opus and scheduling, by process.
+"""Measure the CPU cost of a stream in front of the engine: sockets, protocol, Opus and scheduling.
 
 Starts a server with gateways in front of a scripted engine (``benchmarks/scripted_engine.py``), or of a checkpoint with
-``--model``; lets sessions of ``voicewire bench --count-packets`` speak, each number of them in turn; and tells first
-audio, continuity by the clients' clock, and CPU time of each kind of process for a second of speech that was heard.
+``--model``. Runs sessions of ``voicewire bench --count-packets``, for each number of sessions in turn. Reports TTFA,
+continuity by the clients' clock, and CPU time of each kind of process per second of speech received.
 
     python -m benchmarks.gateway_cpu --sessions 64,256 --gateways 4 [--model FOLDER] [--set NAME=VALUE]
 
@@ -152,20 +152,20 @@ def table(levels: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", default="64", help="numbers of sessions, one after the other (default: 64)")
-    parser.add_argument("--responses", type=int, default=2, help="of each session (default: 2)")
-    parser.add_argument("--arrivals", type=float, default=60.0, help="sessions that arrive in a second (default: 60)")
-    parser.add_argument("--tokens-per-second", type=float, default=50.0, help="pace of the text (default: 50)")
-    parser.add_argument("--cancel", action="store_true", help="each session also interrupts one response more")
-    parser.add_argument("--frames", type=int, help="codec frames of a segment, for weights without an end")
+    parser.add_argument("--responses", type=int, default=2, help="responses of each session (default: 2)")
+    parser.add_argument("--arrivals", type=float, default=60.0, help="sessions that start per second (default: 60)")
+    parser.add_argument("--tokens-per-second", type=float, default=50.0, help="tokens of text per second (default: 50)")
+    parser.add_argument("--cancel", action="store_true", help="each session also cancels one more response")
+    parser.add_argument("--frames", type=int, help="codec frames per segment, for weights without an end")
     parser.add_argument("--corpus", type=Path, default=CORPUS)
-    parser.add_argument("--processes", type=int, default=1, help="of clients (default: 1)")
+    parser.add_argument("--processes", type=int, default=1, help="client processes (default: 1)")
     parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--model", help="checkpoint folder (default: a scripted engine)")
     parser.add_argument("--server-cores", type=cores, default=os.sched_getaffinity(0))
     parser.add_argument("--client-cores", type=cores, default=os.sched_getaffinity(0))
-    parser.add_argument("--options", type=json.loads, default={}, help="of the engine, as JSON; with --model")
+    parser.add_argument("--options", type=json.loads, default={}, help="engine options as JSON, with --model")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the server")
-    parser.add_argument("--tree", type=Path, default=TREE, help="source tree of the server, to compare with another")
+    parser.add_argument("--tree", type=Path, default=TREE, help="source tree of the server")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:

@@ -1,14 +1,14 @@
-"""What one GPU carries: time of a step, listeners at once, first audio under load. Random weights, made on the spot.
+"""Measure one GPU: step time, concurrent listeners, and TTFA under load, with random weights.
 
-    python -m benchmarks.gpu --part steps  [--shape 1.7b,0.6b] [--batch 1,64]   rows in burst: ms a frame, audio-s/s
-    python -m benchmarks.gpu --part crowd  [--batch 64,1024]     that many paced listeners: continuity, first audio
-    python -m benchmarks.gpu --part load   [--rates 1,10,40]     Poisson arrivals, text token by token: first audio
+    python -m benchmarks.gpu --part steps  [--shape 1.7b,0.6b] [--batch 1,64]   burst rows: ms per frame, audio-s/s
+    python -m benchmarks.gpu --part crowd  [--batch 64,1024]     paced listeners: continuity, TTFA
+    python -m benchmarks.gpu --part load   [--rates 1,10,40]     Poisson arrivals, text token by token: TTFA
 
-How busy the GPU was stands beside each. ``--max-batch``: most rows of one step; ``--set``: any setting of the engine.
+Every result includes the GPU's utilization. ``--max-batch``: maximum rows of one step; ``--set``: an engine option.
 
-``crowd`` and ``load`` speak to an engine in a process of its own through ``engine.api``: the engine's door. Sockets and
-Opus are ``voicewire serve`` and ``voicewire bench`` on the folder that ``--keep`` leaves. The end of speech is banned
-and guards are off, so that all speech has its full length. The last line is JSON.
+``crowd`` and ``load`` use an engine in a process of its own through ``engine.api``. To measure sockets and Opus, run
+``voicewire serve`` and ``voicewire bench`` on the folder that ``--keep`` names. The end of speech is banned and guards
+are off, so that all speech has its full length. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -350,20 +350,20 @@ def main() -> None:
     parser.add_argument("--batch", type=numbers, default=[1, 8, 64, 256, 512, 1024, 1536])
     parser.add_argument("--rates", type=numbers, default=[1, 10, 20, 40])
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--chars", type=int, default=400, help="of a text in steps and crowd")
+    parser.add_argument("--chars", type=int, default=400, help="characters of a text (steps, crowd)")
     parser.add_argument("--max-frames", type=int, default=990)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of speech (crowd), or of arrivals (load)")
-    parser.add_argument("--linger", type=float, help="seconds after the last arrival until the rest is cut off (load)")
-    parser.add_argument("--ramp", type=float, default=4.0, help="seconds in which the crowd comes")
-    parser.add_argument("--burst", type=int, default=0, help="requests without a deadline beside the crowd")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of speech (crowd) or of arrivals (load)")
+    parser.add_argument("--linger", type=float, help="seconds from the last arrival to the end (load)")
+    parser.add_argument("--ramp", type=float, default=4.0, help="seconds in which listeners arrive (crowd)")
+    parser.add_argument("--burst", type=int, default=0, help="burst requests beside the listeners (crowd)")
     parser.add_argument("--lead-ms", type=int, default=2000)
-    parser.add_argument("--max-batch", type=int, help="rows of one step; by default as many as streams")
+    parser.add_argument("--max-batch", type=int, help="maximum rows of one step (default: number of streams)")
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=JSON")
     parser.add_argument("--fast-start", action="store_true")
-    parser.add_argument("--thread", action="store_true", help="the engine in a thread of this process")
+    parser.add_argument("--thread", action="store_true", help="run the engine in a thread of this process")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--plot", type=Path, help="first audio and continuity against load, as an SVG (crowd, load)")
-    parser.add_argument("--keep", type=Path, help="where the checkpoint is written, or already is")
+    parser.add_argument("--plot", type=Path, help="SVG of TTFA and continuity against load (crowd, load)")
+    parser.add_argument("--keep", type=Path, help="folder of the checkpoint, written if missing")
     args = parser.parse_args()
     shapes = args.shape.split(",")
     if unknown := set(shapes) - set(random_model.SHAPES):

@@ -1,4 +1,4 @@
-"""First audio and continuity against load, as an SVG, out of what ``benchmarks.gpu`` measured."""
+"""Plot TTFA and continuity against load as an SVG, from the results of ``benchmarks.gpu``."""
 
 from __future__ import annotations
 

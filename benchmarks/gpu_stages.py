@@ -1,7 +1,7 @@
-"""Device milliseconds of one codec frame by stage and batch size, and the kernels they go to.
+"""Measure device milliseconds of one codec frame by stage, batch size and kernel.
 
-Random weights, every row at one context length, each stage in a graph of its own and timed by device events; on the
-CPU the same computations run eagerly, which serves rehearsal alone.
+Random weights, every row at one context length, each stage in a graph of its own and timed by device events. On the CPU
+the same computations run eagerly, to test the program only.
 
     python -m benchmarks.gpu_stages [--shape 1.7b] [--batch 1,64,256] [--context 256] [--profile 64] [--off draw,conv]
 
@@ -184,11 +184,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="1.7b", choices=list(random_model.SHAPES))
     parser.add_argument("--batch", type=numbers, default=[1, 8, 64, 256, 512, 1024, 1536])
-    parser.add_argument("--context", type=int, default=256, help="positions behind every row")
+    parser.add_argument("--context", type=int, default=256, help="past positions of every row")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--profile", type=numbers, default=[], help="batch sizes whose kernels are listed")
-    parser.add_argument("--off", type=lambda text: text.split(","), default=[], help="kernels left to the reference")
-    parser.add_argument("--plain", action="store_true", help="no fused kernel at all")
+    parser.add_argument("--off", type=lambda text: text.split(","), default=[], help="kernels to turn off")
+    parser.add_argument("--plain", action="store_true", help="use no fused kernel")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     device = torch.device(args.device)

@@ -1,9 +1,9 @@
-"""How the launch shapes in ``engine.ops.triton_ops`` were found: every candidate, timed for every layer.
+"""Time every candidate launch shape of each layer, to choose the rules in ``engine.ops.triton_ops``.
 
     python -m benchmarks.gpu_tiles [--rows 1,64,256,1024] [--layers 0,5,7] [--tiles 128x256x8x3,64x64x4x3]
 
-``rows`` are streams of one frame. The line of a layer tells the time of the rule's shape and the best three. Then, for
-one row, the products of talker, predictor and codec: cuBLAS with the kernels beside it, and the fused one.
+``rows`` are streams of one frame. The line of a layer has the time of the rule's shape and the best three. Then, for
+one row, the products of talker, predictor and codec: cuBLAS with the kernels beside it, and the fused kernel.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def tiles(text: str) -> list[Shape]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=numbers, default=[1, 64, 1024])
-    parser.add_argument("--layers", type=numbers, help="numbers of the layers, from 0; default all")
-    parser.add_argument("--tiles", type=tiles, help="rows x columns x warps x stages; default all that make sense")
+    parser.add_argument("--layers", type=numbers, help="indices of the layers (default: all)")
+    parser.add_argument("--tiles", type=tiles, help="rows x columns x warps x stages (default: all that make sense)")
     parser.add_argument("--no-products", action="store_true")
     args = parser.parse_args()
     chosen = [CONV[i] for i in args.layers] if args.layers else CONV

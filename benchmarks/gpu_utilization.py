@@ -1,4 +1,4 @@
-"""How busy the GPUs are while something runs, as NVML tells it; nothing where there is none."""
+"""Sample the utilization of the GPUs by NVML while a program runs; without NVML there are no values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""How far off "what was heard" is, against a synthesiser that knows when each of its words ends (flite, two voices).
+"""Measure the error of heard text against a synthesizer that knows the end of each word (flite, two voices).
 
-Text is cut into segments as a session cuts it; each is spoken whole, cancelled at random moments, and the last word
-that a session says was heard is held against the last word that was heard. The error is in words, early ones negative.
+Text is cut into segments as a session cuts it. Each segment is synthesized and cancelled at random moments. The last
+word that the session reports as heard is compared with the last word played. The error is in words; negative means too
+early.
 
     python -m benchmarks.heard_text_error [--segments 60] [--cancels 20]
 

@@ -1,12 +1,12 @@
-"""What Python adds to a step of the graphs, with no device behind it: the computations are left out.
+"""Measure the time that Python adds to a step of the pipelined engine, without a device.
 
-Rows of a shape as small as can be with the released counts of codes and samples; every step draws nothing and decodes
-silence that is not silent. Run on any machine; one thread, whose
-CPU time a step is told beside the parts on the wall clock.
+The computations are omitted. Rows have the smallest shape with the released counts of codes and samples; every step
+samples and decodes constant values. Runs on any machine. Reports CPU time of the thread per step, and wall time of the
+parts.
 
     python -m benchmarks.host_overhead [--batch 64,1024] [--steps 60] [--paced] [--profile]
 
-``--paced``: listeners with a lead of 2 s on a clock on which a step takes ``--step-ms``; else rows run in burst. The
+``--paced``: listeners with a lead of 2 s, on a clock on which a step takes ``--step-ms``; else rows run in burst. The
 last line is JSON.
 """
 
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--batch", type=numbers, default=[64, 1024])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--paced", action="store_true")
-    parser.add_argument("--pack", action="store_true", help="pack the events for the socket, too")
+    parser.add_argument("--pack", action="store_true", help="also pack the events for the socket")
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()

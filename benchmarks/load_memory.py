@@ -1,10 +1,10 @@
-"""What a loaded checkpoint weighs in memory, by its weights in the type they run in: after loading, and at the peak.
+"""Measure the memory of a loaded checkpoint relative to its weights: after loading, and at the peak.
 
     python -m benchmarks.load_memory --model FOLDER
     python -m benchmarks.load_memory --shape released-0.6b --dtype bfloat16
 
 A shape is written as a random checkpoint first. The last line is JSON. On CUDA the device's memory is read, on the CPU
-the process's own (Linux).
+that of the process (Linux).
 """
 
 from __future__ import annotations

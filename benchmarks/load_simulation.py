@@ -1,7 +1,8 @@
-"""What the order of work does to a crowd of listeners: the whole engine, on a device that only takes its time.
+"""Simulate many listeners on the whole engine, with a device that only takes its time.
 
-The engine's own code runs; frames and decode calls take what was measured on one H200 (1.7B, context 256), decode calls
-going first, and Python takes what it takes here. So a policy can be tried, and admission be tested, without a device.
+The engine's own code runs. Frames and decode calls take the times measured on one H200 (1.7B, context 256), with decode
+calls first. Python takes the time it takes on this machine. A scheduling or admission policy can therefore be tested
+without a device.
 
     python -m benchmarks.load_simulation [--batch 1000,1400] [--max-batch 768] [--seconds 10] [--ramp 8] [--set
     NAME=JSON]
@@ -211,13 +212,13 @@ class LoadSimulation:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=numbers, default=[1000, 1400, 1600])
-    parser.add_argument("--max-batch", type=int, help="rows of one step; by default as many as listeners")
+    parser.add_argument("--max-batch", type=int, help="maximum rows of one step (default: number of listeners)")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--ramp", type=float, default=8.0)
     parser.add_argument("--lead-ms", type=int, default=2000)
     parser.add_argument("--share", type=float, default=0.95, help="admission_utilization")
-    parser.add_argument("--host-scale", type=float, default=0.6, help="what Python takes there, of what it takes here")
-    parser.add_argument("--slower", type=float, default=1.0, help="how many times slower the device is than measured")
+    parser.add_argument("--host-scale", type=float, default=0.6, help="relative time of Python")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor by which the device is slower than measured")
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=JSON", help="engine settings")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,13 +1,12 @@
-"""Every task of the family, by length and language of the text: how soon, how fast and how alike.
+"""Measure every task of the model family by length and language of the text: TTFA, speed, similarity.
 
-    python -m benchmarks.model_tasks                                             (small random checkpoints: nothing to
-    hear) python -m benchmarks.model_tasks --custom-voice FOLDER --voice-design FOLDER --base FOLDER [--device cuda]
+    python -m benchmarks.model_tasks                             (small random checkpoints, without usable speech)
+    python -m benchmarks.model_tasks --custom-voice FOLDER --voice-design FOLDER --base FOLDER [--device cuda]
         [--reference WAV --transcript WORDS] [--concurrency 1] [--repeats 3]
 
-Time to first audio runs from the submission of the whole text to its first chunk; the real-time factor is latency over
-audio; tokens are codec frames. Likeness is the cosine of the speaker embeddings of recording and speech, where the
-checkpoint has the encoder. Without ``--reference`` the voice that comes with voicewire is recorded. The last line is
-JSON.
+TTFA runs from the submission of the whole text to its first chunk. The real-time factor is latency over audio. Tokens
+are codec frames. Similarity is the cosine of the speaker embeddings of recording and speech, if the checkpoint has the
+encoder. Without ``--reference`` the embedded voice is recorded. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -201,7 +200,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-frames", type=int, help="cut speech short (random checkpoints never end by themselves)")
+    parser.add_argument("--max-frames", type=int, help="maximum codec frames (random checkpoints never end)")
     args = parser.parse_args()
     if args.max_frames is None and not any(getattr(args, kind) for kind in TASKS.values()):
         args.max_frames = 25

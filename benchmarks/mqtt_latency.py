@@ -1,11 +1,12 @@
-"""Many sessions at a broker: how long a packet takes there and back while all of them are spoken to.
+"""Measure the round trip of a packet through a broker while many sessions play.
 
-``python -m benchmarks.mqtt_latency [--sessions 50] [--seconds 20] [--packet-ms 60] [--plain]``: a real Mosquitto, a
-server (over the fake engine: it is the way that is measured, not the voice) and the clients, each a process of its own,
-on loopback. Every client has a connection of its own and hears a reply without end. A packet's round trip is from a
-client's ``ping`` to the ``pong`` of its session: client, broker, server, broker, client, five times a second. Audio is
-late by how much it comes after its place in an even row, which begins with the earliest. With ``--plain`` every packet
-of server and clients goes through paho-mqtt by itself (``mqtt.batch_io=false``). The last line is JSON.
+    python -m benchmarks.mqtt_latency [--sessions 50] [--seconds 20] [--packet-ms 60] [--plain]
+
+A real Mosquitto, a server with the fake engine, and the clients are processes of their own on loopback. Every client
+has its own connection and receives an endless reply. A round trip runs from a client's ``ping`` to the ``pong`` of its
+session: client, broker, server, broker, client, five times a second. The lateness of audio is relative to an even row,
+which starts at the earliest packet. With ``--plain`` every packet of server and clients passes through paho-mqtt
+(``mqtt.batch_io=false``). The last line is JSON.
 """
 
 from __future__ import annotations

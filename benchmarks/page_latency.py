@@ -1,9 +1,9 @@
-"""The page beside the native client, on one machine: how much later its first sound is, and whether it ever runs dry.
+"""Compare the first audio of the page with that of the native client, and count underruns of the page.
 
-A server with the embedded voice speaks to both in turn (``--fake``: a fake engine, four times faster than speech).
-Native: from sending the text to the first audio message. Page, in headless Chromium: from the click on Speak to the
-first sample out of the page's audio thread; the device's own latency comes after that. With ``--minutes`` the page
-then speaks so many replies at once for so long, and every gap is counted.
+A server with the embedded voice serves both in turn (``--fake``: a fake engine, four times faster than speech). Native:
+from sending the text to the first audio message. Page, in headless Chromium: from the click on Speak to the first
+sample out of the page's audio thread, without the latency of the device. With ``--minutes`` the page then plays
+``--replies`` concurrent responses for that time, and every underrun is counted.
 
     python -m benchmarks.page_latency [--rounds 30] [--replies 8 --minutes 10] [--fake] [--url http://127.0.0.1:8765]
 
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--replies", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--fake", action="store_true")
-    parser.add_argument("--url", help="a server that runs already")
+    parser.add_argument("--url", help="URL of a running server")
     args = parser.parse_args()
     if CHROMIUM is None:
         sys.exit("chromium is not installed (Debian: apt install chromium)")

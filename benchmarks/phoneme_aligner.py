@@ -1,4 +1,4 @@
-"""When each sound of a known text is spoken, as the second listener (training/phoneme_recognizer.py) hears it."""
+"""Align the phonemes of a known text with speech, by the second recognizer (training/phoneme_recognizer.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random weights in the shapes of the released checkpoints, made on the device: speed does not depend on values.
+"""Generate random weights in the shapes of the released checkpoints: speed does not depend on values.
 
-The files beside the weights are those of the tests' small checkpoints, but for the sizes.
+The files beside the weights are those of the tests' small checkpoints, with other sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The least time one codec frame can take on one H200: bytes over bandwidth, operations over rate. No torch.
+"""Compute the minimum time of one codec frame on one H200: bytes over bandwidth, operations over rate. No torch.
 
-Perfect overlap inside each phase, none between phases; KV and weights in bf16, decoder state carried.
+Assumes perfect overlap inside each phase, none between phases; KV and weights in bf16, decoder state carried.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An engine without a model behind the engine's own socket: recorded speech in the steps of a busy device.
+"""Serve recorded speech behind the engine's socket, in the steps of a busy device, without a model.
 
-Every step it gives each request one more frame, as long as its text and its listener's lead allow; a listener with lead
-to spare gets eight frames at a time. What a server costs in front of it is then what it costs in front of any engine.
+Every step gives each request one more frame, as long as its text and its listener's lead allow. A listener with enough
+lead gets eight frames at a time. The cost of a server in front of it equals that in front of any engine.
 
     python -m benchmarks.scripted_engine SOCKET [--step-ms 40]
 """

@@ -1,4 +1,4 @@
-"""Who speaks in the benchmark: the teacher, recordings made elsewhere, and the engine itself."""
+"""Sources of speech for ``voice_quality``: the teacher, existing recordings, and the engine."""
 
 from __future__ import annotations
 

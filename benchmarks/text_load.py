@@ -1,12 +1,11 @@
-"""Processor time that one event loop iteration spends on the costliest texts that clients can write.
+"""Measure processor time that one event loop iteration spends on the costliest texts.
 
     python -m benchmarks.text_load [--chars 50000] [--seconds 4] [--limit-ms 20] [--word-times]
 
-A server in a process of its own speaks with a scripted engine, whose segments are one frame long. For each kind of
-text, normalized and as written, a client on a socket has ``--chars`` of it spoken in burst. Then one client creates and
-cancels responses of the costliest kinds as fast as it can, beside a paced listener. Reported are the longest iteration
-of the server's event loop in processor time, and by how much packets reach the listener late. Exits with 1 above the
-limit. The last line is JSON.
+A server process with a scripted engine, whose segments are one frame long. For each kind of text, normalized and as
+written, a client has ``--chars`` of it synthesized in burst. Then one client creates and cancels responses of the
+costliest kinds as fast as it can, beside a paced listener. Reported are the longest iteration of the server's event
+loop in processor time, and the lateness of the listener's packets. Exits with 1 above the limit. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -262,7 +261,7 @@ async def measure(arguments: argparse.Namespace) -> tuple[list[Row], Storm]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chars", type=int, default=50_000)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of creating and cancelling")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of creating and cancelling responses")
     parser.add_argument("--limit-ms", type=float, default=20.0)
     parser.add_argument("--word-times", action="store_true")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What is measured of one sentence, the sums of a row of the table, and the gates that a row must hold."""
+"""Metrics of one sentence, their sums in a row of the table, and the gates of a row."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""How well the voice speaks: the teacher, the codec's copy of it and the model, side by side on fixed sentences.
+"""Measure the quality of the voice: teacher, the codec's reconstruction and the model, on fixed sentences.
 
     python -m benchmarks.voice_quality                          the embedded voice through the engine
     python -m benchmarks.voice_quality --model FOLDER           another checkpoint of the embedded kind
-    python -m benchmarks.voice_quality --encoder FILE           adds the codec's copies of the teacher (training/state)
-    python -m benchmarks.voice_quality --listener FILE          adds the second listener
-    (training/phoneme_recognizer.py) python -m benchmarks.voice_quality --mos                    adds DNSMOS
-    (training/mos.py) python -m benchmarks.voice_quality --recordings FOLDER      speech made elsewhere
-    (benchmarks/speech_sources.py)
+    python -m benchmarks.voice_quality --encoder FILE           adds reconstructions of the teacher (training/state)
+    python -m benchmarks.voice_quality --listener FILE          adds the second recognizer (phoneme_recognizer.py)
+    python -m benchmarks.voice_quality --mos                    adds DNSMOS (training/mos.py)
+    python -m benchmarks.voice_quality --recordings FOLDER      existing recordings (speech_sources.py)
 
 Needs flite (Debian's libflite1) and the dependency group ``training``. The last line is JSON.
 """
@@ -132,18 +131,18 @@ def speakers(options: argparse.Namespace) -> Iterator[tuple[str, SpeechSource, S
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(description="Judge the voice on the fixed sentences.")
+    parser = argparse.ArgumentParser(description="Evaluate the voice on the fixed sentences.")
     parser.add_argument("--model", type=Path, help="checkpoint folder; default: the embedded voice")
-    parser.add_argument("--recordings", type=Path, help="recordings of the model's speech, instead of an engine")
-    parser.add_argument("--encoder", type=Path, help="weights of the encoder, for the codec's copies of the teacher")
-    parser.add_argument("--no-model", action="store_true", help="the teacher and the codec only")
-    parser.add_argument("--batch", type=int, nargs="+", default=(1, 12), help="of these batch sizes")
-    parser.add_argument("--every", type=int, default=1, help="only every so many-th sentence")
-    parser.add_argument("--no-stock", action="store_true", help="leave out the stock language model, most of the time")
-    parser.add_argument("--mos", action="store_true", help="adds DNSMOS and its gates")
-    parser.add_argument("--listener", type=Path, help="weights of the second listener")
-    parser.add_argument("--device", default="auto", help="of the engine")
-    parser.add_argument("--jobs", type=int, default=2, help="processes, of one thread each")
+    parser.add_argument("--recordings", type=Path, help="recordings of the model's speech instead of an engine")
+    parser.add_argument("--encoder", type=Path, help="weights of the encoder, for reconstructions of the teacher")
+    parser.add_argument("--no-model", action="store_true", help="evaluate teacher and codec only")
+    parser.add_argument("--batch", type=int, nargs="+", default=(1, 12), help="batch sizes")
+    parser.add_argument("--every", type=int, default=1, help="use every n-th sentence only")
+    parser.add_argument("--no-stock", action="store_true", help="skip the stock language model")
+    parser.add_argument("--mos", action="store_true", help="add DNSMOS and its gates")
+    parser.add_argument("--listener", type=Path, help="weights of the second recognizer")
+    parser.add_argument("--device", default="auto", help="device of the engine")
+    parser.add_argument("--jobs", type=int, default=2, help="processes of one thread each")
     options = parser.parse_args(arguments)
     tasks, _ = read_tasks(options.every)
     table = Table(tasks, Recognizers(not options.no_stock, options.listener, options.mos), options.jobs)

@@ -1,8 +1,8 @@
-"""How long the voice store takes: a thousand voices listed, one found, one added.
+"""Measure the voice store: listing a thousand voices, finding one, adding one.
 
     python -m benchmarks.voice_store [--voices 1000] [--rounds 5]
 
-*Cold* is a process that has never looked at the folder, *warm* one that has. The least of the rounds is shown; the last
+*Cold* is a new process, *warm* one that has listed the folder before. The minimum of the rounds is reported; the last
 line is JSON.
 """
 

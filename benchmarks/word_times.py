@@ -1,8 +1,8 @@
-"""How far off the times of words are, against a synthesiser that knows when each of its sounds ends.
+"""Measure the error of word times against a synthesizer that knows the end of each sound.
 
-The 200 fixed sentences are spoken by the teachers (flite: truth is its own alignment) and by the engine (truth is a
-forced alignment of the second listener, whose own error against flite is told beside it). The aligner gets speech in
-pieces of 80 ms, and text as it is written, a little before it is spoken. Errors are those of the starts and the ends of
+The 200 fixed sentences are synthesized by the teachers (flite; truth is its own alignment) and by the engine. Truth of
+the latter is a forced alignment of the second recognizer, whose own error against flite is reported beside it. The
+aligner gets speech in chunks of 80 ms, and text a little before it is played. Errors are those of starts and ends of
 words together, in ms.
 
     python -m benchmarks.word_times [--listener FILE] [--engine-sentences 40] [--weights FILE]
@@ -142,9 +142,9 @@ def measure_engine(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, help="of another aligner of the same kind")
+    parser.add_argument("--weights", type=Path, help="weights of another aligner")
     parser.add_argument(
-        "--listener", type=Path, help="weights of training.phoneme_recognizer: also measure the engine's speech"
+        "--listener", type=Path, help="weights of training.phoneme_recognizer; also measures the engine's speech"
     )
     parser.add_argument("--engine-sentences", type=int, default=40)
     arguments = parser.parse_args()
