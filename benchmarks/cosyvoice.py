@@ -4,10 +4,10 @@
 
 Random weights of the released shape are generated at start. The end of speech is banned, so every request has its full
 length. ``--streams``: this number of requests is submitted at the same moment; each is timed to its first chunk at the
-engine API. One round is warm-up; at least ``--rounds`` rounds and twelve requests are measured. Percentiles are over all
-of them; with twelve requests the 95th is the worst. All requests use one cached voice of 3 s; with ``--new-voices`` each
-has a voice of its own. ``--burst``: this number of requests without pacing, one warm-up, one measured. The last line is
-JSON.
+engine API. One round is warm-up; at least ``--rounds`` rounds and twelve requests are measured. Percentiles are over
+all of them; with twelve requests the 95th is the worst. All requests use one cached voice of 3 s; with
+``--new-voices`` each has a voice of its own. ``--burst``: this number of requests without pacing, one warm-up, one
+measured. The last line is JSON.
 """
 
 from __future__ import annotations

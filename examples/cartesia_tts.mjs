@@ -1,11 +1,11 @@
 /**
- * Cartesia's own package speaks through voicewire: text by the token in, audio and the times of words out.
+ * Use Cartesia's own package with voicewire: text token by token in, audio and word times out.
  *
  *     npm install @cartesia/cartesia-js ws
  *     CARTESIA_API_KEY=any node cartesia_tts.mjs https://127.0.0.1:8765 hello.pcm
  *
- * The package wants TLS for its socket: `voicewire serve` with `listen.tls_certificate` and `listen.tls_key`;
- * NODE_EXTRA_CA_CERTS names a certificate of one's own. The file holds bare samples: 24 kHz, 16 bits, mono.
+ * The package requires TLS for its socket: `voicewire serve` with `listen.tls_certificate` and `listen.tls_key`;
+ * NODE_EXTRA_CA_CERTS names a private certificate. The file holds raw samples: 24 kHz, 16 bits, mono.
  */
 import { createWriteStream } from "node:fs";
 import { createRequire } from "node:module";
@@ -22,7 +22,7 @@ const context = socket.context({
   output_format: { container: "raw", encoding: "pcm_s16le", sample_rate: 24_000 },
   add_timestamps: true,
 });
-for (const word of "This is said to the wire of another vendor.".split(" ")) await context.push({ transcript: `${word} ` });
+for (const word of "This text uses the protocol of another vendor.".split(" ")) await context.push({ transcript: `${word} ` });
 await context.no_more_inputs();
 for await (const event of context.receive()) {
   if (event.type === "chunk") file.write(Buffer.from(event.data, "base64"));

@@ -1,4 +1,4 @@
-"""Cartesia's own package speaks through voicewire: text by the token in, audio and the times of words out.
+"""Use Cartesia's own package with voicewire: text token by token in, audio and word times out.
 
 pip install "cartesia[websockets]"
 CARTESIA_API_KEY=any python cartesia_tts.py http://127.0.0.1:8765 hello.wav
@@ -23,7 +23,7 @@ def main() -> None:
     pcm = b""
     with client.tts.websocket_connect() as connection:
         context = connection.context(model_id="sonic-3", voice=VOICE, output_format=FORMAT, add_timestamps=True)
-        for word in "This is said to the wire of another vendor.".split():
+        for word in "This text uses the protocol of another vendor.".split():
             context.push(f"{word} ")
         context.no_more_inputs()
         for event in context.receive():

@@ -1,10 +1,10 @@
 /**
- * Deepgram's own package speaks through voicewire: text by the token in, audio out.
+ * Use Deepgram's own package with voicewire: text token by token in, audio out.
  *
  *     npm install @deepgram/sdk
  *     DEEPGRAM_API_KEY=any node deepgram_tts.mjs http://127.0.0.1:8765 hello.pcm
  *
- * The file holds bare samples: 24 kHz, 16 bits, mono.
+ * The file holds raw samples: 24 kHz, 16 bits, mono.
  */
 import { writeFile } from "node:fs/promises";
 import { DeepgramClient } from "@deepgram/sdk";
@@ -24,7 +24,7 @@ const spoken = new Promise((resolve) => {
 });
 connection.connect();
 await connection.waitForOpen();
-for (const word of "This is said to the wire of another vendor.".split(" "))
+for (const word of "This text uses the protocol of another vendor.".split(" "))
   connection.sendText({ type: "Speak", text: `${word} ` });
 connection.sendFlush({ type: "Flush" });
 await spoken;

@@ -1,4 +1,4 @@
-"""Deepgram's own package speaks through voicewire: text by the token in, audio out.
+"""Use Deepgram's own package with voicewire: text token by token in, audio out.
 
 pip install deepgram-sdk
 DEEPGRAM_API_KEY=any python deepgram_tts.py http://127.0.0.1:8765 hello.wav
@@ -23,7 +23,7 @@ def main() -> None:
     client = DeepgramClient(environment=environment)
     pcm = b""
     with client.speak.v1.connect(model="aura-2-clara-en", encoding="linear16", sample_rate=RATE) as connection:
-        for word in "This is said to the wire of another vendor.".split():
+        for word in "This text uses the protocol of another vendor.".split():
             connection.send_text(SpeakV1Text(text=f"{word} "))
         connection.send_flush()
         for message in connection:

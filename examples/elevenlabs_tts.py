@@ -1,4 +1,4 @@
-"""ElevenLabs' own package speaks through voicewire: MP3 as it comes, and the times of characters.
+"""Use ElevenLabs' own package with voicewire: streamed MP3 and character times.
 
 pip install elevenlabs
 ELEVENLABS_API_KEY=any python elevenlabs_tts.py http://127.0.0.1:8765 hello.mp3
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from elevenlabs.client import ElevenLabs
 
-TEXT = "This is said to the wire of another vendor."
+TEXT = "This text uses the protocol of another vendor."
 
 
 def main() -> None:

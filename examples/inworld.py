@@ -1,4 +1,4 @@
-"""Inworld's bidirectional stream, spoken to voicewire: a context, text into it, audio and the times of words out.
+"""Use Inworld's bidirectional stream with voicewire: a context, text in, audio and word times out.
 
 pip install websockets
 python inworld.py ws://127.0.0.1:8765 hello.wav

@@ -1,4 +1,4 @@
-"""Kyutai's streaming protocol, spoken to voicewire: words in, PCM and the times of words out, as MessagePack.
+"""Use Kyutai's streaming protocol with voicewire: words in, PCM and word times out, as MessagePack.
 
 pip install msgpack numpy websockets
 python kyutai.py ws://127.0.0.1:8765 hello.wav
@@ -30,14 +30,14 @@ async def main() -> None:
     async with websockets.connect(address, additional_headers=headers) as socket:
         writing = asyncio.create_task(write(socket, "Words go in one by one, and come back with their times."))
         async for message in socket:
-            told = msgpack.unpackb(message)
-            match told["type"]:
+            event = msgpack.unpackb(message)
+            match event["type"]:
                 case "Audio":
-                    frames.append(np.array(told["pcm"], np.float32))
+                    frames.append(np.array(event["pcm"], np.float32))
                 case "Text":
-                    print(f"{told['start_s']:6.2f} {told['stop_s']:6.2f}  {told['text']}")
+                    print(f"{event['start_s']:6.2f} {event['stop_s']:6.2f}  {event['text']}")
                 case "Error":
-                    raise SystemExit(told["message"])
+                    raise SystemExit(event["message"])
         await writing
     with wave.open(path, "wb") as file:
         file.setparams((1, 2, 24_000, 0, "NONE", ""))

@@ -1,5 +1,7 @@
-"""voicewire in LiveKit Agents: tokens of the language model go to the server as they come, Opus comes back, words carry
-their times, and what was heard of an interrupted reply can be asked for.
+"""A TTS class for LiveKit Agents over the native protocol.
+
+Tokens of the language model are sent as they arrive, audio is Opus, and words have times. The heard text of an
+interrupted reply can be queried.
 
     pip install livekit-agents opuslib-next-bundled
 
@@ -10,7 +12,7 @@ their times, and what was heard of an interrupted reply can be asked for.
 
     python livekit_tts.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
 
-LiveKit's own vendor plug-ins work too (docs/guides/livekit.md); they gather sentences first, which costs 200 to
+LiveKit's own plug-ins for vendors work too (docs/guides/livekit.md), but collect whole sentences, which takes 200 to
 300 ms.
 """
 
@@ -52,14 +54,14 @@ class VoicewireTTS(tts.TTS):
         voice: str | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        """``settings`` are those of the native wire (docs/reference/native-protocol.md)."""
+        """``settings`` are those of the native protocol (docs/reference/native-protocol.md)."""
         capabilities = tts.TTSCapabilities(streaming=True, aligned_transcript=True)
         super().__init__(capabilities=capabilities, sample_rate=SAMPLE_RATE, num_channels=1)
         named = {"voice": voice} if voice else {}
         self.client = Voicewire(url, api_key, **named, **(settings or {}))
-        # The turn that began to sound last.
+        # The turn that started to play last.
         self.last_turn: Turn | None = None
-        # Turns of a speech that sounded, in order, whose playback has not ended.
+        # Turns of a speech in order, with audio, whose playback has not ended.
         self._unplayed: weakref.WeakKeyDictionary[SpeechHandle, deque[Turn]] = weakref.WeakKeyDictionary()
         self._asking: set[asyncio.Task[None]] = set()
         self._prewarming: asyncio.Task[None] | None = None
@@ -77,7 +79,7 @@ class VoicewireTTS(tts.TTS):
         self._prewarming = asyncio.create_task(self._connect())
 
     async def _connect(self) -> None:
-        with contextlib.suppress(VoicewireError):  # the first stream will say so
+        with contextlib.suppress(VoicewireError):  # the first stream reports it
             await self.client.connect()
 
     def synthesize(
@@ -91,10 +93,10 @@ class VoicewireTTS(tts.TTS):
         return stream
 
     def follow(self, session: AgentSession, on_heard: Callable[[str | None], None]) -> None:
-        """Call ``on_heard`` after each interruption with the text of that reply up to the last word that was heard.
+        """Call ``on_heard`` after each interruption with the heard text of that reply.
 
-        To be called after ``session.start``. A session writes and synthesizes the next reply while one plays, so the
-        turn that plays is found by its speech, not by the time at which its stream ended.
+        Call it after ``session.start``. A session synthesizes the next reply while one plays, so the turn that plays is
+        found by its speech, not by the time at which its stream ended.
         """
         output = session.output.audio
         if output is None:
@@ -110,8 +112,10 @@ class VoicewireTTS(tts.TTS):
         output.on("playback_finished", on_playback_finished)
 
     async def heard(self, played_s: float) -> str | None:
-        """Without an ``AgentSession``: the text of the turn that began to sound last, up to the last word that was
-        heard. ``played_s`` is how much of it was played."""
+        """Return the heard text of the turn that started to play last, without an ``AgentSession``.
+
+        ``played_s`` is the playout position.
+        """
         return None if self.last_turn is None else await self.last_turn.cancel(played_s)
 
     def on_first_sound(self, turn: Turn, speech: SpeechHandle | None) -> None:
@@ -120,7 +124,7 @@ class VoicewireTTS(tts.TTS):
             self._unplayed.setdefault(speech, deque()).append(turn)
 
     def _pop_played(self, speech: SpeechHandle | None) -> Turn | None:
-        """The turn whose playback has ended: those of one speech are played in order."""
+        """Return the turn whose playback has ended; turns of one speech play in order."""
         turns = None if speech is None else self._unplayed.get(speech)
         return turns.popleft() if turns else None
 
@@ -178,20 +182,20 @@ class VoicewireStream(tts.SynthesizeStream):
 
     async def _hear(self, turn: Turn, output_emitter: tts.AudioEmitter) -> None:
         has_sounded = False
-        async for told in turn:
-            match told:
+        async for item in turn:
+            match item:
                 case Sound(pcm) if pcm:
                     if not has_sounded:
                         has_sounded = True
                         self._owner.on_first_sound(turn, self._speech)
                     output_emitter.push(pcm)
                 case Word():
-                    text = TimedString(told.text + " ", start_time=told.start_s, end_time=told.end_s)
+                    text = TimedString(item.text + " ", start_time=item.start_s, end_time=item.end_s)
                     output_emitter.push_timed_transcript(text)
 
 
 def speech_of_this_task() -> SpeechHandle | None:
-    """The speech of a session that this task synthesizes; its context variable has no public name."""
+    """Return the speech that this task synthesizes; its context variable has no public name."""
     return next((value for value in contextvars.copy_context().values() if isinstance(value, SpeechHandle)), None)
 
 

@@ -1,5 +1,6 @@
-"""The native wire of voicewire in one file: text deltas in, PCM and words with their times out, any number of turns on
-one socket. The plug-ins beside it are made of it.
+"""A client for the native protocol in one file: text deltas in, PCM and word times out.
+
+One socket carries any number of turns. The plug-ins for pipecat and LiveKit use this file.
 
     pip install aiohttp opuslib-next-bundled
     python native.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
@@ -24,11 +25,11 @@ import aiohttp
 import opuslib_next
 
 SUBPROTOCOL = "voicewire.v1"
-# Of an audio message: version, kind, packets, response, sequence, sample time.
+# Header of an audio message: version, kind, packets, response, sequence, sample time.
 HEADER = struct.Struct(">BBHIII")
 MAX_PACKET_SAMPLES = 48_000 * 120 // 1000
 CONNECT_TIMEOUT_S = 10.0
-LOST: dict[str, Any] = {"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True}
+CLOSED: dict[str, Any] = {"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True}
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,12 @@ class Sound:
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the text that was sent, and when it is spoken, in seconds from the first sample of the turn."""
+    """A word of the sent text; times are in seconds from the first sample of the turn."""
 
     text: str
     start_s: float
     end_s: float
-    # Where it stands in all text of the turn.
+    # Index in the text of the turn.
     place: int
 
 
@@ -56,7 +57,7 @@ class VoicewireError(Exception):
 
 
 class OpusDecoder:
-    """Packets in, s16le out; the samples before the speech are dropped."""
+    """Decode packets to s16le, without the pre-skip samples."""
 
     def __init__(self, sample_rate: int, pre_skip_samples: int) -> None:
         self._decoder = opuslib_next.Decoder(sample_rate, 1)
@@ -68,24 +69,24 @@ class OpusDecoder:
         into = ctypes.cast(self._pcm, ctypes.POINTER(ctypes.c_int16))
         num_samples = decode(state, packet, len(packet), into, MAX_PACKET_SAMPLES, 0)
         if num_samples < 0:
-            raise VoicewireError("malformed_audio", f"libopus says {num_samples}")
+            raise VoicewireError("malformed_audio", f"libopus error {num_samples}")
         pcm = bytes(memoryview(self._pcm).cast("B")[: 2 * num_samples])
         skipped, self._skip_bytes = self._skip_bytes, max(self._skip_bytes - len(pcm), 0)
         return pcm[skipped:]
 
 
 class Turn:
-    """One spoken reply. Iterate for ``Sound`` and ``Word``, to the end of its speech or its cancel."""
+    """One spoken reply. Iteration yields ``Sound`` and ``Word`` until its end or its cancel."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, response_id: str) -> None:
         self.response_id = response_id
         self.sample_rate = 24_000
-        # Audio that came.
+        # Duration of the received audio.
         self.sent_s = 0.0
-        # After ``cancel``: the text up to the last word that was heard.
+        # After ``cancel``: the heard text.
         self.heard: str | None = None
         self._socket = socket
-        self._told: asyncio.Queue[dict[str, Any] | bytes] = asyncio.Queue()
+        self._messages: asyncio.Queue[dict[str, Any] | bytes] = asyncio.Queue()
         self._decoder: OpusDecoder | None = None
         self._dropped = False
         self._over = asyncio.Event()
@@ -96,67 +97,70 @@ class Turn:
         return self._over.is_set()
 
     async def push(self, delta: str) -> None:
-        """More text, in pieces of any length, as a language model writes it."""
-        await self._say("text.append", text=delta)
+        """Send more text, in deltas of any length."""
+        await self._send("text.append", text=delta)
 
     async def flush(self) -> None:
-        """Speak what is there without waiting for more."""
-        await self._say("text.flush")
+        """Synthesize all text so far without waiting for more."""
+        await self._send("text.flush")
 
     async def end(self) -> None:
-        """No more text will come."""
-        await self._say("text.end")
+        """Mark the text as complete."""
+        await self._send("text.end")
 
     async def cancel(self, played_s: float | None = None, timeout_s: float = 2.0) -> str | None:
-        """Stop, and learn what was heard of it. ``played_s`` is how much of it the listener has heard; without it the
-        server's clock tells. After the end of a turn it works too: sound may be on its way to the listener."""
+        """Stop the turn and return its heard text.
+
+        ``played_s`` is the playout position; without it the server uses its clock. Also works after the end of a turn,
+        while its audio still plays.
+        """
         played = {} if played_s is None else {"played_ms": 1000 * played_s}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self._socket.closed else timeout_s):
-                if self._dropped:  # what comes first answers that
+                if self._dropped:  # the first reply answers the earlier cancel
                     await self._over.wait()
                 self.heard, self._dropped = None, True
                 self._answered.clear()
-                await self._say("response.cancel", **played)
+                await self._send("response.cancel", **played)
                 await self._answered.wait()
         return self.heard
 
     async def drop(self) -> None:
-        """Stop, and wait for nothing; ``cancel`` may ask later what was heard."""
+        """Stop the turn without waiting; ``cancel`` can query the heard text later."""
         if not self._dropped:
             self._dropped = True
-            await self._say("response.cancel")
+            await self._send("response.cancel")
 
-    def take(self, message: dict[str, Any] | bytes) -> None:
-        """What the server says of it."""
+    def on_message(self, message: dict[str, Any] | bytes) -> None:
+        """Process a message of the server."""
         if isinstance(message, dict) and message["type"] in ("response.done", "response.heard", "error"):
             heard = message.get("heard")
             self.heard = heard["text"] if heard else self.heard
             self._over.set()
             self._answered.set()
-        self._told.put_nowait(message)
+        self._messages.put_nowait(message)
 
     async def __aiter__(self) -> AsyncIterator[Sound | Word]:
         while True:
-            told = await self._told.get()
-            if isinstance(told, bytes):
-                yield Sound(self._decoded(told))
+            message = await self._messages.get()
+            if isinstance(message, bytes):
+                yield Sound(self._decoded(message))
                 continue
-            match told["type"]:
+            match message["type"]:
                 case "response.created":
-                    audio = told["format"]
+                    audio = message["format"]
                     self.sample_rate = audio["sample_rate"]
                     if audio["encoding"] == "opus":
                         self._decoder = OpusDecoder(self.sample_rate, audio["pre_skip_samples"])
                 case "response.words":
-                    for word in told["words"]:
+                    for word in message["words"]:
                         yield Word(word["text"], word["start_ms"] / 1000, word["end_ms"] / 1000, word["raw_start"])
                 case "response.done":
-                    if error := told["error"]:
+                    if error := message["error"]:
                         raise VoicewireError(error["code"], error["message"], error["retryable"])
                     return
                 case "error":
-                    raise VoicewireError(told["code"], told["message"], told["retryable"])
+                    raise VoicewireError(message["code"], message["message"], message["retryable"])
 
     def _decoded(self, message: bytes) -> bytes:
         packets = _packets(message)
@@ -167,15 +171,15 @@ class Turn:
     def is_on(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
         return self._socket is socket
 
-    async def _say(self, kind: str, **fields: Any) -> None:
-        """On a line that is lost nothing is said: who iterates is told."""
+    async def _send(self, kind: str, **fields: Any) -> None:
+        """Send an event, unless the connection is lost, which ends the iteration with an error."""
         if not self._socket.closed:
             with contextlib.suppress(ConnectionError):
                 await self._socket.send_str(json.dumps({"type": kind, "response_id": self.response_id, **fields}))
 
 
 class Voicewire:
-    """One socket to the server, opened when it is needed and again after it was lost."""
+    """A client with one socket, which is opened when needed and reopened after it was lost."""
 
     def __init__(self, url: str = "ws://127.0.0.1:8765", api_key: str | None = None, **settings: Any) -> None:
         """``settings`` as in docs/reference/native-protocol.md: ``voice``, ``language``, ``seed``, ``lead_ms`` ..."""
@@ -189,10 +193,10 @@ class Voicewire:
         self._turns: dict[str, Turn] = {}
         self._numbers: dict[int, Turn] = {}
         self._serial = itertools.count(1)
-        self._leaving: set[asyncio.Task[Any]] = set()
+        self._cancels: set[asyncio.Task[Any]] = set()
 
     async def connect(self) -> aiohttp.ClientWebSocketResponse:
-        """Raises ``VoicewireError`` when the server refuses."""
+        """Open the socket. Raises ``VoicewireError`` if the server rejects the connection."""
         async with self._connecting:
             if self._socket is None or self._socket.closed:
                 self._http = self._http or aiohttp.ClientSession()
@@ -209,15 +213,15 @@ class Voicewire:
             return self._socket
 
     async def begin(self, **settings: Any) -> Turn:
-        """A new turn; others may go on beside it. Raises ``VoicewireError``."""
-        for _ in range(2):  # a line may have been lost, and nobody has noticed
+        """Start a turn; turns run concurrently. Raises ``VoicewireError``."""
+        for _ in range(2):  # a lost connection may not have been detected yet
             with contextlib.suppress(ConnectionError):
                 return await self._begin(await self.connect(), settings)
-        raise VoicewireError(LOST["code"], LOST["message"], retryable=True)
+        raise VoicewireError(CLOSED["code"], CLOSED["message"], retryable=True)
 
     async def _begin(self, socket: aiohttp.ClientWebSocketResponse, settings: dict[str, Any]) -> Turn:
         turn = Turn(socket, f"turn-{next(self._serial)}")
-        self._forget()
+        self._evict_turns()
         self._turns[turn.response_id] = turn
         create = {"type": "response.create", "response_id": turn.response_id, "settings": self._settings | settings}
         try:
@@ -226,10 +230,10 @@ class Voicewire:
             self._turns.pop(turn.response_id, None)
             await socket.close()
             raise
-        except asyncio.CancelledError:  # it may have been sent
-            leaving = asyncio.ensure_future(turn.cancel())
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+        except asyncio.CancelledError:  # the event may have been sent
+            cancel = asyncio.ensure_future(turn.cancel())
+            self._cancels.add(cancel)
+            cancel.add_done_callback(self._cancels.discard)
             raise
         return turn
 
@@ -240,8 +244,8 @@ class Voicewire:
         await self.aclose()
 
     async def aclose(self) -> None:
-        if self._leaving:
-            await asyncio.wait(self._leaving)
+        if self._cancels:
+            await asyncio.wait(self._cancels)
         if self._socket is not None:
             await self._socket.close()
         if self._reading is not None:
@@ -254,40 +258,40 @@ class Voicewire:
         try:
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.BINARY:
-                    self._take_audio(message.data)
+                    self._dispatch_audio(message.data)
                 elif message.type is aiohttp.WSMsgType.TEXT:
-                    self._take(json.loads(message.data))
+                    self._dispatch(json.loads(message.data))
         finally:
-            self._lose(socket)
+            self._on_disconnected(socket)
             await socket.close()
 
-    def _lose(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Turns on another line, which was opened since, go on."""
+    def _on_disconnected(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Fail the turns of a lost socket; those of a newer one continue."""
         lost = [turn for turn in self._turns.values() if turn.is_on(socket)]
         for turn in lost:
             del self._turns[turn.response_id]
-            turn.take(LOST)
+            turn.on_message(CLOSED)
         self._numbers = {number: turn for number, turn in self._numbers.items() if not turn.is_on(socket)}
 
-    def _take_audio(self, message: bytes) -> None:
+    def _dispatch_audio(self, message: bytes) -> None:
         turn = self._numbers.get(HEADER.unpack_from(message)[3])
         if turn is not None:
-            turn.take(message)
+            turn.on_message(message)
 
-    def _take(self, told: dict[str, Any]) -> None:
-        turn = self._turns.get(told.get("response_id") or "")
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        turn = self._turns.get(message.get("response_id") or "")
         if turn is None:
             return
-        if told["type"] == "response.created":
-            self._numbers[told["response"]] = turn
-        turn.take(told)
-        if told["type"] == "response.done":
-            self._numbers.pop(told["response"], None)
+        if message["type"] == "response.created":
+            self._numbers[message["response"]] = turn
+        turn.on_message(message)
+        if message["type"] == "response.done":
+            self._numbers.pop(message["response"], None)
 
-    def _forget(self, most: int = 8) -> None:
-        """Turns that are over may still be asked what was heard; the last ones are kept for that."""
+    def _evict_turns(self, max_retained: int = 8) -> None:
+        """Remove the oldest ended turns; the last ones are retained for queries of their heard text."""
         over = [name for name, turn in self._turns.items() if turn.over]
-        for name in over[:-most]:
+        for name in over[:-max_retained]:
             del self._turns[name]
 
 
@@ -308,12 +312,12 @@ async def main() -> None:
         for delta in text.split(" "):
             await turn.push(delta + " ")
         await turn.end()
-        async for told in turn:
-            match told:
+        async for item in turn:
+            match item:
                 case Sound():
-                    pcm += told.pcm
+                    pcm += item.pcm
                 case Word():
-                    print(f"{told.start_s:6.2f} {told.end_s:6.2f}  {told.text}")
+                    print(f"{item.start_s:6.2f} {item.end_s:6.2f}  {item.text}")
     with wave.open(path, "wb") as file:
         file.setparams((1, 2, turn.sample_rate, 0, "NONE", ""))
         file.writeframes(pcm)

@@ -1,11 +1,11 @@
 /**
- * OpenAI's own package speaks through voicewire: text token by token in, speech and transcript out.
+ * Use OpenAI's own package with voicewire: text token by token in, speech and transcript out.
  *
  *     npm install openai ws
  *     OPENAI_API_KEY=any node openai_realtime.mjs https://127.0.0.1:8765 hello.pcm
  *
- * The package wants TLS: `voicewire serve` with `listen.tls_certificate` and `listen.tls_key`; NODE_EXTRA_CA_CERTS names
- * a certificate of one's own. The file holds bare samples: 24 kHz, 16 bits, mono.
+ * The package requires TLS: `voicewire serve` with `listen.tls_certificate` and `listen.tls_key`; NODE_EXTRA_CA_CERTS names
+ * a private certificate. The file holds raw samples: 24 kHz, 16 bits, mono.
  */
 import { createWriteStream } from "node:fs";
 import OpenAI from "openai";
@@ -16,7 +16,7 @@ const realtime = new OpenAIRealtimeWS({ model: "gpt-realtime" }, new OpenAI({ ba
 const file = createWriteStream(path);
 
 realtime.on("session.created", () => {
-  // these two events are voicewire's own
+  // these two events are extensions of voicewire
   for (const word of "This reply goes to the server token by token, as a model writes it.".split(" "))
     realtime.send({ type: "input_text_buffer.append", delta: `${word} ` });
   realtime.send({ type: "input_text_buffer.commit" });

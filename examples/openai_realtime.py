@@ -1,4 +1,4 @@
-"""OpenAI's own package speaks through voicewire: text token by token in, speech and transcript out, an interruption.
+"""Use OpenAI's own package with voicewire: text token by token in, speech and transcript out, an interruption.
 
 pip install "openai[realtime]"
 OPENAI_API_KEY=any python openai_realtime.py http://127.0.0.1:8765 hello.wav
@@ -21,7 +21,7 @@ async def main() -> None:
     client = AsyncOpenAI(base_url=f"{url}/v1", websocket_base_url=f"{url.replace('http', 'ws', 1)}/v1")
     pcm = b""
     async with client.realtime.connect(model="gpt-realtime") as connection:
-        for token in TOKENS:  # these two events are voicewire's own
+        for token in TOKENS:  # these two events are extensions of voicewire
             await connection.send({"type": "input_text_buffer.append", "delta": f"{token} "})
         await connection.send({"type": "input_text_buffer.commit"})
         async for event in connection:
@@ -42,7 +42,7 @@ async def main() -> None:
 
 
 async def interrupt(connection) -> None:
-    """A whole text this time, cut after 1.2 s: the item keeps what was heard of it."""
+    """Send a whole text and interrupt it after 1.2 s; the item then holds the heard text."""
     text = "One two three four five six seven eight nine ten eleven twelve."
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
     await connection.conversation.item.create(item=item)

@@ -1,5 +1,7 @@
-"""voicewire in pipecat: tokens of the language model go to the server as they come, Opus comes back, an interruption
-tells the server what was played, and words reach the context when they are heard.
+"""A TTS service for pipecat over the native protocol.
+
+Tokens of the language model are sent as they arrive, audio is Opus. An interruption reports the played duration, and
+the context holds the words that were played.
 
     pip install pipecat-ai aiohttp opuslib-next-bundled
 
@@ -8,7 +10,7 @@ tells the server what was played, and words reach the context when they are hear
 
     python pipecat_tts.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
 
-pipecat's own vendor services work too (docs/guides/pipecat.md); they gather sentences first, which costs 200 to
+pipecat's own services for vendors work too (docs/guides/pipecat.md), but collect whole sentences, which takes 200 to
 300 ms.
 """
 
@@ -48,14 +50,15 @@ SAMPLE_RATE = 24_000
 
 
 class Playback:
-    """In which turn the listener is, and where: the transport plays one after the other, in real time, from when the
-    bot begins to speak until it stops.
+    """Track the turn that plays and its position.
+
+    The transport plays turns one after the other, in real time, while the bot speaks.
     """
 
     def __init__(self) -> None:
-        # And whether they may be interrupted.
+        # Turns in order, and whether they may be interrupted.
         self._turns: dict[Turn, bool] = {}
-        # Of these, when the bot last stopped.
+        # Played duration of these turns when the bot last stopped.
         self._played_s = 0.0
         self._since_s: float | None = None
 
@@ -66,7 +69,7 @@ class Playback:
         self._since_s = now_s if self._since_s is None else self._since_s
 
     def stop(self) -> None:
-        """Everything that came was played; turns that go on wait for more."""
+        """Record that all received audio was played; active turns wait for more."""
         if self._since_s is None:
             return
         self._turns = {turn: interruptible for turn, interruptible in self._turns.items() if not turn.over}
@@ -74,8 +77,10 @@ class Playback:
         self._since_s = None
 
     def cut(self, now_s: float) -> tuple[Turn, float] | None:
-        """The turn that is heard now, and how much of it was; then nothing is played any more. ``None`` if there is
-        none, or if it goes on."""
+        """End playback and return the turn that was playing with its played seconds.
+
+        Returns ``None`` without a turn, or if it may not be interrupted.
+        """
         left_s = self._played_s + (0.0 if self._since_s is None else now_s - self._since_s)
         for turn, interruptible in self._turns.items():
             if left_s < turn.sent_s or turn is next(reversed(self._turns)):
@@ -97,7 +102,7 @@ class VoicewireTTSService(TTSService):
         settings: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """``settings`` are those of the native wire (docs/reference/native-protocol.md)."""
+        """``settings`` are those of the native protocol (docs/reference/native-protocol.md)."""
         super().__init__(
             text_aggregation_mode=TextAggregationMode.TOKEN,
             push_text_frames=False,
@@ -106,15 +111,15 @@ class VoicewireTTSService(TTSService):
             **kwargs,
         )
         self._client = Voicewire(url, api_key, **(settings or {}))
-        # By their contexts, while their audio comes.
+        # By context id, while audio arrives.
         self._turns: dict[str, Turn] = {}
         self._hearing: dict[str, asyncio.Task[None]] = {}
-        # The rest of its text is dropped: half a reply is worse than none.
+        # The remaining text of this context is dropped.
         self._failed_context: str | None = None
         self._playback = Playback()
         self._asking: asyncio.Task[None] | None = None
-        # Of the last interruption: the reply's text up to the last word that was heard, some milliseconds after it;
-        # ``None`` until then, or when nothing was spoken. The event handler ``on_interrupted_reply`` is given it too.
+        # Heard text of the last interruption, some milliseconds after it; ``None`` until then, or without speech. The
+        # event handler ``on_interrupted_reply`` receives it, too.
         self.last_heard: str | None = None
         self._register_event_handler("on_interrupted_reply")
 
@@ -145,7 +150,7 @@ class VoicewireTTSService(TTSService):
         await super().process_frame(frame, direction)
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame | None, None]:
-        """A piece of text of the turn ``context_id``."""
+        """Send a delta of the turn ``context_id``."""
         if context_id == self._failed_context:
             return
         try:
@@ -170,13 +175,13 @@ class VoicewireTTSService(TTSService):
         self._hearing[context_id] = self.create_task(self._hear(turn, context_id))
 
     async def flush_audio(self, context_id: str | None = None) -> None:
-        """The turn has all its text."""
+        """Mark the text of the turn as complete."""
         turn = self._turns.get(context_id or self.get_active_audio_context_id() or "")
         if turn is not None:
             await turn.end()
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
-        """Nothing here waits for the server; what was heard is asked for meanwhile."""
+        """Stop the turn without waiting for the server; the heard text is queried concurrently."""
         turn, task = self._turns.pop(context_id, None), self._hearing.pop(context_id, None)
         if turn is not None:
             await turn.drop()
@@ -198,14 +203,14 @@ class VoicewireTTSService(TTSService):
 
     async def _hear(self, turn: Turn, context_id: str) -> None:
         try:
-            async for told in turn:
-                match told:
+            async for item in turn:
+                match item:
                     case Sound(pcm) if pcm:
                         await self.stop_ttfb_metrics()
                         frame = TTSAudioRawFrame(pcm, turn.sample_rate, 1, context_id=context_id)
                         await self.append_to_audio_context(context_id, frame)
                     case Word():
-                        await self.add_word_timestamps([(told.text, told.start_s)], context_id)
+                        await self.add_word_timestamps([(item.text, item.start_s)], context_id)
         except VoicewireError as error:
             self._failed_context = context_id
             await self.push_error(error_msg=str(error), exception=error)
@@ -220,7 +225,7 @@ class VoicewireTTSService(TTSService):
 
 
 class Recorder(FrameProcessor):
-    """In place of a transport."""
+    """Replace a transport: record the audio and print the words."""
 
     def __init__(self) -> None:
         super().__init__()

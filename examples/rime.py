@@ -1,4 +1,4 @@
-"""Rime's ``/ws3``, spoken to voicewire: text by context ids in, audio and the times of words out.
+"""Use Rime's ``/ws3`` with voicewire: text by context id in, audio and word times out.
 
 pip install websockets
 python rime.py ws://127.0.0.1:8765 hello.wav
@@ -23,20 +23,20 @@ async def main() -> None:
     headers = {"Authorization": f"Bearer {os.environ.get('VOICEWIRE_API_KEY', 'none')}"}
     pcm = b""
     async with websockets.connect(url + ADDRESS, additional_headers=headers) as socket:
-        for word in "This is said to the wire of another vendor.".split():
+        for word in "This text uses the protocol of another vendor.".split():
             await socket.send(json.dumps({"text": f"{word} ", "contextId": "turn-1"}))
         await socket.send(json.dumps({"operation": "flush", "contextId": "turn-1"}))
         async for message in socket:
-            told = json.loads(message)
-            match told["type"]:
+            event = json.loads(message)
+            match event["type"]:
                 case "chunk":
-                    pcm += base64.b64decode(told["data"])
+                    pcm += base64.b64decode(event["data"])
                 case "timestamps":
-                    times = told["word_timestamps"]
+                    times = event["word_timestamps"]
                     for word, start, end in zip(times["words"], times["start"], times["end"], strict=True):
                         print(f"{start:6.2f} {end:6.2f}  {word}")
                 case "error":
-                    raise SystemExit(told["message"])
+                    raise SystemExit(event["message"])
                 case "done":
                     break
     with wave.open(path, "wb") as file:

@@ -1,11 +1,12 @@
-"""A telephone number that answers: Twilio's webhook, and an agent who speaks into its calls through voicewire.
+"""Answer a telephone number: Twilio's webhook, and an agent that controls its calls through voicewire.
 
     pip install voicewire
     TWILIO_AUTH_TOKEN=... PUBLIC_URL=https://voice.example.com python examples/twilio.py
 
-Twilio asks ``POST /voice`` what to do with a call and is told to bring its line to voicewire, which runs beside this
-with ``calls.twilio_auth_token`` and ``calls.public_url`` set (docs/guides/calls.md). A proxy gives both the public
-address: ``/voice`` leads here, ``/v1/`` to voicewire. VOICEWIRE_URL and VOICEWIRE_API_KEY hold its address and key.
+Twilio requests ``POST /voice`` for each call. The answer connects the call's media stream to voicewire, which runs
+beside this program with ``calls.twilio_auth_token`` and ``calls.public_url`` set (docs/guides/calls.md). A proxy serves
+both at the public URL: ``/voice`` leads here, ``/v1/`` to voicewire. VOICEWIRE_URL and VOICEWIRE_API_KEY hold the URL
+and key of voicewire.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ GREETING = "Hello, and thank you for calling. Press any key, and I will read it 
 
 
 async def voice(request: Request) -> Response:
-    """What Twilio shall do with a call."""
+    """Return the TwiML of a call."""
     fields = {name: str(value) for name, value in (await request.form()).items()}
     if not is_signed(TOKEN, PUBLIC_URL + request.url.path, request.headers.get("x-twilio-signature", ""), fields):
         return Response(status_code=403)
@@ -50,7 +51,7 @@ def twiml(caller: str) -> str:
 
 
 async def answer_calls(url: str, key: str) -> None:
-    """Hear of every call and speak into it; again and again, should the server be restarted."""
+    """Control every call; reconnect if the server restarts."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async for agent in connect(f"{url}/v1/calls", additional_headers=headers):
         with suppress(ConnectionClosed):
@@ -73,7 +74,7 @@ async def attend(agent: ClientConnection, event: dict[str, Any]) -> None:
             await tell(type="interrupt")
             await tell(type="say", text=f"You pressed {event['digit'].replace('*', 'star')}.")
         case "reply.interrupted" if event["cause"] == "caller":
-            print("the caller broke in after:", event["heard"]["text"])
+            print("interrupted after:", event["heard"]["text"])
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""vLLM-Omni's stream of speech, spoken to voicewire: text in while it is written, PCM and the times of words out.
+"""Use vLLM-Omni's speech stream with voicewire: text in while it is written, PCM and word times out.
 
 pip install websockets
 python vllm_omni.py ws://127.0.0.1:8765 hello.wav
@@ -20,7 +20,7 @@ CONFIG = {
     "response_format": "pcm",
     "stream_audio": True,
     "word_timestamps": True,
-    "split_granularity": "sentence",  # speak while the text is written
+    "split_granularity": "sentence",  # synthesize while the text is written
 }
 
 
@@ -35,14 +35,14 @@ async def main() -> None:
             await socket.send(json.dumps({"type": "input.text", "text": f"{word} "}))
         await socket.send(json.dumps({"type": "input.done"}))
         async for message in socket:
-            told = json.loads(message)
-            match told["type"]:
+            event = json.loads(message)
+            match event["type"]:
                 case "audio.chunk":
-                    pcm += base64.b64decode(told["audio_b64"])
-                    for word in told["timestamps"] or []:
+                    pcm += base64.b64decode(event["audio_b64"])
+                    for word in event["timestamps"] or []:
                         print(f"{word['start_ms']:6.0f} {word['end_ms']:6.0f} ms  {word['word']}")
                 case "error":
-                    raise SystemExit(told["message"])
+                    raise SystemExit(event["message"])
                 case "session.done":
                     break
     with wave.open(path, "wb") as file:

@@ -1,4 +1,4 @@
-"""A text through the Wyoming port, as Home Assistant asks for it: in chunks, heard while it arrives.
+"""Synthesize a text through the Wyoming port like Home Assistant: in chunks, with audio while the text arrives.
 
 pip install wyoming
 python wyoming_say.py 127.0.0.1 10200 "Hello there." hello.wav
