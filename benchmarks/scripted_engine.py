@@ -34,7 +34,6 @@ from engine.ipc import (
     encode,
     pack_events,
 )
-from engine.runtime.queue_limits import QueueLimits
 from engine.runtime.request import Emitted, RequestReleased
 from sessions.audio.resampler import Resampler
 
@@ -45,7 +44,6 @@ S_PER_CHAR = 0.08
 EASY_LEAD_S = 0.4
 LARGE_CHUNK = 8
 MAX_ROWS = 2_048
-ROOM = QueueLimits(new=MAX_ROWS, continuing=MAX_ROWS, for_burst=MAX_ROWS, for_burst_of_group=MAX_ROWS)
 SPEECH = Path(__file__).parents[1] / "tests" / "vectors" / "alignment" / "sentence.npz"
 INFO = EngineInfo(
     model="scripted",
@@ -154,7 +152,7 @@ async def serve(socket: Path, step_s: float) -> None:
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(writer, speech)
         connections.add(connection)
-        writer.write(encode(HelloMessage(INFO, max_text_chars=100_000, queue_limits=ROOM)))
+        writer.write(encode(HelloMessage(INFO)))
         try:
             while True:
                 connection.obey(decode_command(await read_message(reader)))

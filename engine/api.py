@@ -386,7 +386,8 @@ class SpeechEngine(Protocol):
     def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> SpeechStream:
         """Queue a request. ``wake`` is called on the event loop each time an event has arrived.
 
-        Raises ``InvalidRequest`` and its kin, ``EngineOverloaded`` or ``EngineDead``; then nothing was queued.
+        A request that is invalid, or that there is no capacity for, ends at once with ``FinishReason.ERROR``. Raises
+        ``EngineDead`` if the engine is not running.
         """
         ...
 

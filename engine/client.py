@@ -40,7 +40,7 @@ from engine.ipc import (
     unpack_events,
 )
 from engine.streams import EngineStream, StreamTable
-from engine.validation import check_request, check_sample
+from engine.validation import check_sample
 
 log = logging.getLogger(__name__)
 
@@ -184,10 +184,9 @@ class EngineClient:
             future.set_exception(encoding_failure(answer.error))
 
     def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> EngineStream:
-        if self._writer is None or self._hello is None:
+        if self._writer is None:
             raise EngineDead("the engine is not running")
-        check_request(request, self.info, self._hello.max_text_chars)
-        return self._streams.submit(request, self._hello.queue_limits, wake)
+        return self._streams.submit(request, wake)
 
     async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
         check_sample(sample, self.info)

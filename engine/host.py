@@ -52,7 +52,6 @@ from engine.ipc import (
     pack_events,
 )
 from engine.loop import EngineLoop
-from engine.runtime.queue_limits import QueueLimits
 from engine.runtime.request import Emitted, RequestReleased
 from engine.validation import check_request, check_sample
 
@@ -158,7 +157,7 @@ class EngineHost:
     ) -> None:
         self.encoding = VoiceEncodingThread(encode_voice) if encode_voice else None
         self.info, self.config = info, config
-        self.hello = encode(HelloMessage(info, config.max_text_chars, QueueLimits.from_config(config)))
+        self.hello = encode(HelloMessage(info))
         self.gateways: dict[int, GatewayConnection] = {}
         self.numbers = itertools.count(1)
         self.on_exit = on_exit or exit_process
@@ -266,14 +265,15 @@ class EngineHost:
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
 
     def _validate_request(self, gateway: GatewayConnection, command: SubmitRequest) -> bool:
-        """Gateways check what they ask for; what one did not check ends alone, and no engine with it."""
+        """Check a request, here and nowhere else; a bad one ends with its terminal event."""
         if command.epoch in gateway.active:
             raise ValueError(f"epoch {command.epoch} is in use")
         request = command.request
         try:
             check_request(request, self.info, self.config.max_text_chars)
-        except EngineError as error:
-            end = RequestFinished(request.request_id, FinishReason.ERROR, error=error.info)
+        except Exception as error:
+            described = error if isinstance(error, EngineError) else EngineError(type(error).__name__)
+            end = RequestFinished(request.request_id, FinishReason.ERROR, error=described.info)
             gateway.send(*pack_events([(command.epoch, end), (command.epoch, RequestReleased(request.request_id))]))
             return False
         gateway.active.add(command.epoch)

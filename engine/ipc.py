@@ -25,7 +25,6 @@ from engine.api import (
     SpeechRequest,
 )
 from engine.errors import ErrorInfo
-from engine.runtime.queue_limits import QueueLimits
 from engine.runtime.request import Emitted, RequestReleased
 
 LENGTH = struct.Struct(">I")
@@ -100,8 +99,6 @@ class HelloMessage(msgspec.Struct, frozen=True, tag=True):
     """The first message of the engine on every connection."""
 
     info: EngineInfo
-    max_text_chars: int
-    queue_limits: QueueLimits
 
 
 class StatsMessage(msgspec.Struct, frozen=True, tag=True):

@@ -27,7 +27,6 @@ from engine.ipc import (
     ReportRequestPlayback,
     SubmitRequest,
 )
-from engine.runtime.queue_limits import QueueLimits, RequestCounts
 from engine.runtime.request import Emitted, RequestReleased
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -122,15 +121,12 @@ class StreamTable:
     def __init__(self, send: Callable[[Command], None]) -> None:
         self._send = send
         self._streams: dict[int, EngineStream] = {}
-        self._counts = RequestCounts()
         self._epochs = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def submit(self, request: SpeechRequest, room: QueueLimits, wake: Callable[[], None] | None = None) -> EngineStream:
-        """Raises ``EngineOverloaded`` when there is no room for it."""
-        room.check(self._counts, request)
+    def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> EngineStream:
         request = msgspec.structs.replace(
             request, text=replace_surrogates(request.text), instruct=replace_surrogates(request.instruct)
         )
@@ -138,7 +134,6 @@ class StreamTable:
         stream = EngineStream(request, epoch, self._send, wake)
         self._send(SubmitRequest(epoch, request))
         self._streams[epoch] = stream
-        self._counts.add(request)
         return stream
 
     def dispatch(self, events: Iterable[Emitted]) -> None:
@@ -148,7 +143,6 @@ class StreamTable:
                 continue
             if isinstance(event, RequestReleased):
                 del self._streams[epoch]
-                self._counts.remove(stream.request)
                 stream.mark_released()
             else:
                 stream.enqueue(event)
@@ -167,5 +161,5 @@ class StreamTable:
             stream.mark_released()
 
     def _clear(self) -> list[EngineStream]:
-        streams, self._streams, self._counts = list(self._streams.values()), {}, RequestCounts()
+        streams, self._streams = list(self._streams.values()), {}
         return streams

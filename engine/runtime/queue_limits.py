@@ -47,7 +47,7 @@ class RequestCounts:
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
-    """A gateway counts its own requests by it, the engine those of all."""
+    """Limits of the active requests of all clients."""
 
     new: int
     # The ceiling: for further segments of replies of which something has been heard.

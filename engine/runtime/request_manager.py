@@ -28,7 +28,6 @@ from engine.runtime.request import (
 )
 from engine.runtime.scheduler import Scheduler
 from engine.runtime.step_model import StepModel
-from engine.validation import check_chunk_frames, check_sampling
 
 # Positions after the text in a full-text prompt.
 PROMPT_END_ROWS = 2
@@ -96,8 +95,6 @@ class RequestManager:
         return self.scheduler.step_model
 
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
-        check_sampling(spec.sampling, self.model.capabilities.sampling_limits)
-        check_chunk_frames(spec.chunk_frames)
         row = self.model.new_sequence(spec, seed)
         needed = row.num_prefix + row.num_reserved + PROMPT_END_ROWS + self.config.min_frame_cap
         if needed > self.capacity:

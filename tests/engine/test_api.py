@@ -178,11 +178,12 @@ async def test_text_closed_without_a_word_is_an_error_of_that_request(engine):
         ({"text": " ", "text_closed": True}, InvalidRequest),
     ],
 )
-async def test_a_bad_request_is_refused_and_nothing_is_queued(engine, fields, error):
-    with pytest.raises(error) as refusal:
-        engine.submit(speech(**fields))
-    assert refusal.value.param in fields
-    await assert_all_free(engine)
+async def test_bad_request_ends_with_its_error(engine, fields, error):
+    stream = engine.submit(speech(**fields))
+    (end,) = await events_of(stream)
+    assert (end.reason, end.error.code) == (FinishReason.ERROR, error.code)
+    assert end.error.param in fields
+    await assert_all_free(engine, stream)
 
 
 async def test_text_after_its_close_is_refused(engine):

@@ -18,7 +18,6 @@ import pytest
 from engine.api import (
     CheckpointError,
     EngineInfo,
-    EngineOverloaded,
     FinishReason,
     RequestFinished,
     SamplingParams,
@@ -31,7 +30,6 @@ from engine.client import EngineClient, UnixSocket
 from engine.config import EngineConfig
 from engine.ipc import LENGTH, HelloMessage, encode, frame_message
 from engine.launch import create_engine
-from engine.runtime.queue_limits import QueueLimits
 from tests.fakes.checkpoints import write_checkpoint
 
 
@@ -163,9 +161,7 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: E
 
 
 async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left(tmp_path: Path) -> None:
-    hello = encode(
-        HelloMessage(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False), 1000, QueueLimits(10, 20, 10, 10))
-    )
+    hello = encode(HelloMessage(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False)))
     connections: list[asyncio.StreamWriter] = []
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,7 +195,7 @@ async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> 
     await process.stop()
 
 
-async def test_a_process_tells_its_gateways_how_much_room_there_is(folder: Path) -> None:
+async def test_request_beyond_capacity_ends_with_overloaded(folder: Path) -> None:
     config = EngineConfig(
         lazy_graph_capture=True, max_running_requests=1, max_queued_requests=0, max_queued_continuations=1
     )
@@ -210,8 +206,10 @@ async def test_a_process_tells_its_gateways_how_much_room_there_is(folder: Path)
         engine.submit(request("first", 900))
         engine.submit(msgspec.structs.replace(request("second"), segment=1))
         for segment, limit in ((0, 1), (1, 2)):
-            with pytest.raises(EngineOverloaded, match=f"2 requests are active; the limit is {limit}"):
-                engine.submit(msgspec.structs.replace(request("third"), segment=segment))
+            refused = engine.submit(msgspec.structs.replace(request("third"), segment=segment))
+            (end,) = [event async for event in refused if isinstance(event, RequestFinished)]
+            assert end.error is not None
+            assert end.error.message == f"2 requests are active; the limit is {limit}"
     finally:
         await engine.aclose()
 

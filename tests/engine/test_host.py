@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import ClonedVoice, EngineInfo, FinishReason, InvalidRequest, ReferenceAudio, SpeechRequest
+from engine.api import (
+    ClonedVoice,
+    EngineInfo,
+    FinishReason,
+    InvalidRequest,
+    ReferenceAudio,
+    SamplingParams,
+    SpeechRequest,
+)
 from engine.config import EngineConfig
 from engine.host import (
     EPOCH_BITS,
@@ -99,16 +107,33 @@ def test_a_gateway_that_does_not_read_is_cut_off(gateway: GatewayConnection) -> 
         gateway.connection.send(b"x")
 
 
-def test_a_request_that_its_gateway_did_not_check_ends_alone(
-    gateway: GatewayConnection, host: EngineHost, sent: list[Command], sockets: tuple[socket.socket, socket.socket]
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(lead_ms=-1),
+        dict(sampling=SamplingParams(temperature=2.5)),
+        dict(sampling=SamplingParams(seed=-1)),
+        dict(chunk_frames=(3,)),
+        dict(text="a" * 20_001),
+    ],
+)
+def test_bad_request_ends_alone_before_it_reaches_the_loop(
+    gateway: GatewayConnection,
+    host: EngineHost,
+    sent: list[Command],
+    sockets: tuple[socket.socket, socket.socket],
+    fields: dict[str, Any],
 ) -> None:
-    host._execute_command(gateway, SubmitRequest(7, SpeechRequest(request_id="r", lead_ms=-1)))
+    host._execute_command(gateway, SubmitRequest(7, SpeechRequest(request_id="r", **fields)))
     assert not sent
     assert not gateway.active
     message = decode_message(next(read_messages(sockets[1]))[0])
     assert isinstance(message, EventsMessage)
     (_, end), (_, released) = unpack_events(message, b"")
-    assert (end.reason, end.error.code) == (FinishReason.ERROR, "invalid_request")  # type: ignore[union-attr]
+    assert (end.reason, end.error.code) == (
+        FinishReason.ERROR,
+        "request_too_long" if "text" in fields else "invalid_request",
+    )  # type: ignore[union-attr]
     assert released == RequestReleased("r")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from engine.api import (
     ClonedVoice,
     EngineDead,
+    EngineError,
     EngineInfo,
     EngineOverloaded,
     EngineStats,
@@ -90,18 +91,28 @@ class FakeSpeechEngine:
     def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> FakeSpeechStream:
         if not self._alive:
             raise EngineDead("the engine is not running")
-        self._check(request)
-        if request.segment == 0 and self.stats().num_waiting >= self._max_waiting:
-            raise EngineOverloaded(f"max_queued_requests is {self._max_waiting}", retry_after_ms=500)
-        script = self._scripts.popleft() if self._scripts else self.script
+        if request.request_id in self.streams:
+            raise ValueError(f"request_id {request.request_id!r} is in use")
+        refusal = self._refusal(request)
+        script = self._scripts.popleft() if self._scripts and refusal is None else self.script
         stream = FakeSpeechStream(self, request, script, wake)
-        self.requests.append(request)
         self.streams[request.request_id] = stream
+        if refusal is None:
+            self.requests.append(request)
+        else:
+            stream.refuse(refusal)
         return stream
 
+    def _refusal(self, request: SpeechRequest) -> EngineError | None:
+        try:
+            self._check(request)
+        except EngineError as error:
+            return error
+        if request.segment == 0 and self.stats().num_waiting >= self._max_waiting:
+            return EngineOverloaded(f"max_queued_requests is {self._max_waiting}", retry_after_ms=500)
+        return None
+
     def _check(self, request: SpeechRequest) -> None:
-        if request.request_id in self.streams:
-            raise InvalidRequest(f"request_id {request.request_id!r} is in use", "request_id")
         if isinstance(request.voice, ClonedVoice):
             if not self._info.can_clone:
                 raise InvalidRequest("this checkpoint does not clone voices", "voice")

@@ -15,6 +15,7 @@ from engine.api import (
     RequestFinished,
     RequestParked,
     SpeechChunk,
+    SpeechError,
     SpeechEvent,
     SpeechRequest,
     TextLayout,
@@ -95,6 +96,9 @@ class FakeSpeechStream:
     def fail(self, code: str, message: str) -> None:
         if not self._ended:
             self._end(FinishReason.ERROR, CodedError(code, message).info)
+
+    def refuse(self, error: SpeechError) -> None:
+        self._end(FinishReason.ERROR, error.info)
 
     async def released(self) -> None:
         await self._freed.wait()

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from engine.api import (
     EngineDead,
-    EngineOverloaded,
     FinishReason,
     InvalidRequest,
     RequestFinished,
@@ -183,9 +182,9 @@ async def test_requests_wait_for_a_slot_and_too_many_are_refused():
     first = engine.submit(request("a", text=HELLO, text_closed=True))
     await asyncio.sleep(0)
     second = engine.submit(request("b", text=HELLO, text_closed=True))
-    with pytest.raises(EngineOverloaded) as refusal:
-        engine.submit(request("c", text=HELLO, text_closed=True))
-    assert refusal.value.retry_after_ms > 0
+    refused = terminal(await events_of(engine.submit(request("c", text=HELLO, text_closed=True))))
+    assert refused.error.code == "overloaded"
+    assert refused.error.retry_after_ms > 0
     assert terminal(await events_of(first)).queue_ms == 0
     assert terminal(await events_of(second)).queue_ms > 400
     await engine.aclose()
@@ -237,9 +236,10 @@ async def test_the_frame_cap_ends_with_length(engine):
         ({"text": "a " * 2_001}, RequestTooLong),
     ],
 )
-async def test_bad_requests_are_refused_and_leave_nothing(engine, fields, error):
-    with pytest.raises(error):
-        engine.submit(request(**fields))
+async def test_bad_requests_end_with_their_error_and_leave_nothing(engine, fields, error):
+    stream = engine.submit(request(**fields))
+    assert terminal(await events_of(stream)).error.code == error.code
+    await stream.released()
     assert all_is_free(engine)
 
 
