@@ -52,7 +52,7 @@ class EventBridge:
         check_can_start: Callable[[], None],
         on_silent: Callable[[], None],
         default_lead_ms: int,
-        max_remembered_responses: int,
+        max_retained_responses: int,
     ) -> None:
         self._session = session
         self._link = link
@@ -62,7 +62,7 @@ class EventBridge:
         # Called when the last response has ended.
         self._on_silent = on_silent
         self._default_lead_ms = default_lead_ms
-        self._conversation = SessionStateMachine(max_remembered_responses)
+        self._conversation = SessionStateMachine(max_retained_responses)
         self._numbers = itertools.count(1)
         self._speaking: set[asyncio.Task[None]] = set()
 

@@ -6,7 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import ParamSpec, Protocol
+
+import msgspec
 
 from engine.api import EngineError, EngineStats, SpeechEngine
 from realtime.auth import Authenticator, Principal
@@ -245,28 +248,14 @@ def key_share(given: int, limit: int, num_keys: int) -> int:
 
 
 def registry_limits(config: ServerConfig, num_keys: int) -> RegistryLimits:
+    """Limits of the sessions; those without a value here are the settings of the same name."""
     limits = config.limits
-    max_responses_per_key = key_share(limits.max_active_responses_per_key, limits.max_active_responses, num_keys)
-    return RegistryLimits(
+    return replace(
+        msgspec.convert(limits, RegistryLimits, from_attributes=True),
         max_sessions=limits.max_connections + limits.max_active_responses,
-        max_active_responses=limits.max_active_responses,
-        max_active_responses_per_key=max_responses_per_key,
-        idle_timeout_s=limits.idle_timeout_s,
-        retry_after_ms=limits.retry_after_ms,
-        encoder_threads=limits.encoder_threads,
-        max_unaligned_mb=0 if config.speech.aligner == "even" else limits.max_alignment_backlog_mb,
-        session=SessionLimits(
-            max_active_responses=limits.max_active_responses_per_session,
-            max_response_chars=limits.max_response_chars,
-            max_lead_ms=limits.max_lead_ms,
-            max_message_ms=limits.max_audio_message_ms,
-            first_packet_apart=limits.flush_first_packet,
-            chunks_in_turn=limits.one_chunk_per_loop_iteration,
-            playback_tolerance_ms=limits.playback_tolerance_ms,
-            max_heard_wait_ms=limits.heard_text_timeout_ms,
-            max_remembered_responses=limits.max_retained_responses,
-            text_timeout_s=limits.text_timeout_s,
-            reader_timeout_s=limits.reader_timeout_s,
-            engine_timeout_s=limits.engine_timeout_s,
+        max_active_responses_per_key=key_share(
+            limits.max_active_responses_per_key, limits.max_active_responses, num_keys
         ),
+        max_alignment_backlog_mb=0 if config.speech.aligner == "even" else limits.max_alignment_backlog_mb,
+        session=msgspec.convert(limits, SessionLimits, from_attributes=True),
     )

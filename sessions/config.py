@@ -108,29 +108,29 @@ class SpeechSettings:
 class SessionLimits:
     """What one session may do."""
 
-    max_active_responses: int = 8
+    max_active_responses_per_session: int = 8
     max_response_chars: int = 50_000
     max_instruct_chars: int = 1_000
     max_lead_ms: int = 60_000
     # The engine may be so far ahead even of a client that takes audio just in time.
     min_engine_lead_ms: int = 500
     # Audio that leaves in one message, where so much is ready and the lead is eight times as long.
-    max_message_ms: int = 240
+    max_audio_message_ms: int = 240
     # The first packet of a response is encoded on the event loop, and leaves before the rest of its chunk is.
-    first_packet_apart: bool = True
+    flush_first_packet: bool = True
     # Chunks of several responses that come together are made into packets one in each turn of the event loop.
-    chunks_in_turn: bool = True
+    one_chunk_per_loop_iteration: bool = True
     # The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk.
     playback_tolerance_ms: int = 10
     # What was heard of a response that ended early, or is asked about, is told no later than this, and then as if each
     # character lasted as long as any other.
-    max_heard_wait_ms: int = 1_000
+    heard_text_timeout_ms: int = 1_000
     # In burst, no further segment begins while so much audio waits to be taken.
     max_ready_ms: int = 60_000
     # Segments of a burst response that are generated at once, after its first audio; otherwise one.
     max_burst_segments: int = 2
     # Ended responses whose heard text can still be queried.
-    max_remembered_responses: int = 4
+    max_retained_responses: int = 4
     # A response that waits for text, with nothing left to play, ends after this.
     text_timeout_s: float = 60.0
     # A response whose audio is due and not taken ends after this (slow_reader).
@@ -158,5 +158,5 @@ class RegistryLimits:
     encoder_threads: int = 1
     # Speech that is kept for alignment on demand, in megabytes; beyond it the oldest is looked through as more comes,
     # with 0 everything at once.
-    max_unaligned_mb: int = 512
+    max_alignment_backlog_mb: int = 512
     session: SessionLimits = field(default_factory=SessionLimits)

@@ -64,7 +64,7 @@ class SessionRegistry:
         self._encoders = EncoderPool(self.limits.encoder_threads)
         make_aligner(WARM_UP_RATE)  # what it reads from disk is read before anybody waits
         self._aligners = EncoderPool(min(self.limits.encoder_threads, 1))
-        max_unaligned_bytes = self.limits.max_unaligned_mb * 2**20
+        max_unaligned_bytes = self.limits.max_alignment_backlog_mb * 2**20
         self._services = SessionServices(
             engine,
             self.limits.session,

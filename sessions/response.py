@@ -123,7 +123,7 @@ class Response:
             response_id,
             Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms)),
             partial(count_underrun, services.metrics),
-            limits.max_message_ms,
+            limits.max_audio_message_ms,
         )
         self._alarm = WakeEvent()  # of the task
         self._reader = WakeEvent()
@@ -368,11 +368,11 @@ class Response:
 
     async def _apply_chunk(self, segment: TextSegment, chunk: SpeechChunk, audio: AudioTrack) -> None:
         segment.has_audio = True
-        if not self._totals.num_samples and self._services.limits.first_packet_apart:
+        if not self._totals.num_samples and self._services.limits.flush_first_packet:
             first, chunk = audio.split_first_packet(chunk)
             self._put_all(await audio.push(first), audio)
             await asyncio.sleep(0)  # now it leaves
-        elif self._services.limits.chunks_in_turn:
+        elif self._services.limits.one_chunk_per_loop_iteration:
             await self._services.encoders.wait_turn()
         self._put_all(await audio.push(chunk), audio)
         self._put_words()
@@ -623,7 +623,7 @@ class Response:
         self._put_terminal(await self._find_heard_text(self._ended_at_samples))
 
     async def _find_heard_text(self, played_samples: int) -> HeardText:
-        max_wait_s = self._services.limits.max_heard_wait_ms / 1000
+        max_wait_s = self._services.limits.heard_text_timeout_ms / 1000
         return await self._timeline.find_heard_text(played_samples, self._services.aligners, max_wait_s)
 
     def _put_terminal(self, heard: HeardText) -> None:

@@ -52,7 +52,7 @@ class PacketRing:
         self._response_id = response_id
         self._pacer = pacer
         self._on_underrun = on_underrun
-        self._max_message_samples = pacer.sample_rate * max_message_ms(pacer.settings.lead_ms, message_ms) // 1000
+        self._max_message_samples = pacer.sample_rate * max_audio_message_ms(pacer.settings.lead_ms, message_ms) // 1000
         self._entries: deque[PacketGroup | ResponseWordTimes | FlushEntry | ResponseFinished] = deque()
         self._popped_s = -math.inf
         # Samples of messages that have not been popped yet.
@@ -149,7 +149,7 @@ class PacketRing:
         return ResponseAudio(self._response_id, sequence, start_sample, group.num_samples, packets)
 
 
-def max_message_ms(lead_ms: int | None, message_ms: int) -> int:
+def max_audio_message_ms(lead_ms: int | None, message_ms: int) -> int:
     """At most half of a short lead, so that a message never waits for all of it to be played."""
     if lead_ms is None:
         return message_ms

@@ -158,7 +158,7 @@ class Session:
             self._services.engine.prefetch_voices([settings.voice or names[0]])
 
     def _check_capacity(self, response_id: str) -> None:
-        limit = self._services.limits.max_active_responses
+        limit = self._services.limits.max_active_responses_per_session
         if self.detached.is_set():
             raise SessionClosed(f"session {self.session_id} is closed")
         if response_id in self._responses:
@@ -182,5 +182,5 @@ class Session:
 
     def _evict_response(self) -> None:
         ended = [response_id for response_id, response in self._responses.items() if response.is_released]
-        for response_id in ended[: -self._services.limits.max_remembered_responses]:
+        for response_id in ended[: -self._services.limits.max_retained_responses]:
             self._responses.pop(response_id).discard_timeline()

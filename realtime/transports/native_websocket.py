@@ -83,7 +83,7 @@ class NativeConnection:
             check_can_start=server.check_not_draining,
             on_silent=weak_method(self._wait_idle),
             default_lead_ms=server.config.speech.lead_ms,
-            max_remembered_responses=self._limits.max_retained_responses,
+            max_retained_responses=self._limits.max_retained_responses,
         )
 
     async def run(self) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from engine.api import SamplingParams, TextLayout
-from realtime.config import SpeechDefaults
+from realtime.config import LimitSettings, ServerConfig, SpeechDefaults
 from realtime.protocol import events as ev
+from realtime.server import registry_limits
 from realtime.setting_mapping import default_settings, speech_settings, wire_settings
-from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.errors import UnsupportedFormat
 
 BASE = SpeechSettings(voice="ada", lead_ms=3_000)
@@ -106,3 +109,16 @@ def test_layout_frames_and_every_way_of_sampling_reach_the_session() -> None:
         do_sample=False, repetition_window=5, predictor_do_sample=True, min_new_tokens=3
     )
     assert merged(wire_settings(settings), SpeechSettings()) == settings
+
+
+def test_sessions_have_the_limits_of_the_settings() -> None:
+    names = {field.name for limits in (RegistryLimits, SessionLimits) for field in fields(limits)}
+    shared = sorted(names & set(LimitSettings.__struct_fields__) - {"max_active_responses_per_key"})
+    defaults = {name: getattr(LimitSettings(), name) for name in shared}
+    values = {name: not value if isinstance(value, bool) else value + 1 for name, value in defaults.items()}
+    settings = LimitSettings(**values)
+    limits = registry_limits(ServerConfig(limits=settings), num_keys=1)
+    found = {field.name: getattr(owner, field.name) for owner in (limits, limits.session) for field in fields(owner)}
+    assert {name: found[name] for name in shared} == values
+    assert len(values) > 10
+    assert limits.max_active_responses_per_key == limits.max_active_responses

@@ -93,7 +93,7 @@ async def test_turns_do_not_change_the_packets(engine: RecordingEngine) -> None:
     settings = SpeechSettings(format=AudioFormat(encoding=Encoding.MULAW, sample_rate=8_000))
     packets = {}
     for in_turn in (False, True):
-        limits = replace(LIMITS, session=SessionLimits(chunks_in_turn=in_turn))
+        limits = replace(LIMITS, session=SessionLimits(one_chunk_per_loop_iteration=in_turn))
         registry = SessionRegistry(engine, limits, make_aligner=UniformAligner)
         texts = [f"This is sentence {number}, which says nothing much." for number in range(4)]
         responses = [registry.create(settings=settings).create_response(text=text, text_closed=True) for text in texts]

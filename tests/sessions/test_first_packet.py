@@ -26,7 +26,7 @@ async def test_the_packets_are_the_same(engine: RecordingEngine, encoding: Encod
     settings = SpeechSettings(format=AudioFormat(encoding=encoding, sample_rate=rate), speed=speed)
     packets, sizes = {}, {}
     for apart in (False, True):
-        limits = replace(LIMITS, session=SessionLimits(first_packet_apart=apart))
+        limits = replace(LIMITS, session=SessionLimits(flush_first_packet=apart))
         registry = SessionRegistry(engine, limits, make_aligner=UniformAligner)
         reading = await read(registry.create(settings=settings).create_response(text=TEXT, text_closed=True))
         packets[apart] = [packet for message in reading.audio for packet in message.packets]

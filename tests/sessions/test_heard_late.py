@@ -19,7 +19,7 @@ from tests.sessions.conftest import LIMITS, PACED, RecordingEngine
 from tests.sessions.response_reader import read, reading_task
 
 TEXT = "On May 3rd I paid $1,250, and it was worth it. " * 5
-AT_ONCE = replace(LIMITS, max_unaligned_mb=0)
+AT_ONCE = replace(LIMITS, max_alignment_backlog_mb=0)
 
 
 async def cut_after(
@@ -108,7 +108,7 @@ class BusyAligner(ForcedAligner):
 @pytest.fixture
 async def busy(engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SessionRegistry]:
     monkeypatch.setattr(BusyAligner, "go_on", threading.Event())
-    limits = RegistryLimits(session=SessionLimits(max_heard_wait_ms=50))
+    limits = RegistryLimits(session=SessionLimits(heard_text_timeout_ms=50))
     registry = SessionRegistry(engine, limits, make_aligner=BusyAligner)
     yield registry
     BusyAligner.go_on.set()

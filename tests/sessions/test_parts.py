@@ -12,7 +12,7 @@ from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, Underrun
 from sessions.config import SessionLimits
 from sessions.errors import SlowReader, TextTimeout
 from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseFinished, ResponseStatus
-from sessions.ring import PacketRing, group_packets, max_message_ms
+from sessions.ring import PacketRing, group_packets, max_audio_message_ms
 from sessions.stall_detector import StallDetector, StallSource
 
 RATE = 8_000
@@ -48,7 +48,7 @@ def test_groups_keep_the_order_and_the_limit(sizes: list[int], limit: int):
     ],
 )
 def test_messages_are_short_where_the_lead_is(lead_ms: int | None, longest_ms: int, message_ms: int):
-    assert max_message_ms(lead_ms, longest_ms) == message_ms
+    assert max_audio_message_ms(lead_ms, longest_ms) == message_ms
 
 
 @given(st.lists(st.one_of(st.integers(1, 900), st.none()), max_size=30), st.sampled_from([None, 0, 100, 1_000]))

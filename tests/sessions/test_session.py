@@ -86,7 +86,7 @@ async def test_bad_settings_are_refused_and_change_nothing(
 
 async def test_ids_are_given_kept_apart_and_forgotten(registry: SessionRegistry):
     session = registry.create(settings=BURST)
-    limit = SessionLimits().max_remembered_responses
+    limit = SessionLimits().max_retained_responses
     response = session.create_response("mine")
     assert session.response("mine") is response
     with pytest.raises(DuplicateResponse, match="mine"):
@@ -107,7 +107,7 @@ async def test_active_responses_are_limited_by_session_key_and_server(engine: Re
     limits = RegistryLimits(
         max_active_responses=4,
         max_active_responses_per_key=3,
-        session=SessionLimits(max_active_responses=2),
+        session=SessionLimits(max_active_responses_per_session=2),
         encoder_threads=0,
     )
     registry = SessionRegistry(engine, limits)
