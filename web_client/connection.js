@@ -1,4 +1,4 @@
-/** One WebSocket after another: opens, reads, says why it cannot, and tries again. */
+/** A WebSocket that reconnects: opens, reads, and reports why it cannot connect. */
 
 import { Emitter } from "./emitter.js";
 import { FINAL } from "./protocol/close.js";
@@ -17,7 +17,7 @@ const HANDSHAKE_TIMEOUT_MS = 10_000;
  * @property {{state: ConnectionState, reason: Reason | null}} state
  * @property {import("./protocol/events.js").ServerEvent} event
  * @property {import("./protocol/events.js").AudioMessage} audio
- * @property {{sent: boolean, message: string | ArrayBuffer}} wire everything as it goes over the line
+ * @property {{sent: boolean, message: string | ArrayBuffer}} wire every message as sent and received
  */
 
 /** @extends {Emitter<ConnectionEvents>} */
@@ -164,7 +164,7 @@ export class Connection extends Emitter {
     }
   }
 
-  /** Forget the socket, so that nothing of it is heard any more. */
+  /** Detach the socket, so that its later events are ignored. */
   #drop() {
     const socket = this.#socket;
     this.#socket = undefined;

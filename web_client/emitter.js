@@ -1,6 +1,6 @@
-/** Tells those who asked. */
+/** A typed event emitter. */
 
-/** @template {Record<string, any>} Events what is told, by name */
+/** @template {Record<string, any>} Events event values by name */
 export class Emitter {
   /** @type {Map<keyof Events, Set<(detail: any) => void>>} */
   #listeners = new Map();
@@ -18,7 +18,7 @@ export class Emitter {
   }
 
   /**
-   * A listener that fails does not keep the others from being told.
+   * A failing listener does not affect the others.
    *
    * @template {keyof Events} Name
    * @param {Name} name

@@ -1,4 +1,4 @@
-/** The door for those who build on this folder; docs/guides/web-client.md tells how. */
+/** The public API of this folder; see docs/guides/web-client.md. */
 
 export { Player } from "./audio/player.js";
 export { wavFile } from "./audio/wav.js";

@@ -1,4 +1,4 @@
-/** One spoken reply, from its text to the loudspeaker. */
+/** One spoken reply, from its text to the audio device. */
 
 import { Peaks } from "./audio/peaks.js";
 import { Emitter } from "./emitter.js";
@@ -38,7 +38,7 @@ export class SpokenResponse extends Emitter {
   text_ended = false;
   /** @type {Status} */
   status = "speaking";
-  /** Whether nothing of it sounds any more, nor will. */
+  /** True after the end of playback. */
   over = false;
   /** @type {Heard | null} */
   heard = null;
@@ -53,7 +53,7 @@ export class SpokenResponse extends Emitter {
   #final_ms = /** @type {number | null} */ (null);
   #ttfa_ms = /** @type {number | null} */ (null);
   #server_first_audio_ms = /** @type {number | null} */ (null);
-  /** Whether it was told to stop. */
+  /** True after an interruption. */
   interrupted = false;
   #resolve = (/** @type {Status} */ _) => {};
 
@@ -70,7 +70,7 @@ export class SpokenResponse extends Emitter {
     this.peaks = new Peaks(voice.player.context.sampleRate);
     this.#send = send;
     this.opus = opus;
-    /** Settles when nothing sounds any more. @type {Promise<Status>} */
+    /** Settles after the end of playback. @type {Promise<Status>} */
     this.finished = new Promise((resolve) => (this.#resolve = resolve));
     voice.on("started", ({ position }) => this.#started(position));
     voice.on("underrun", ({ position }) => this.underruns.onUnderrun(position, performance.now()));
@@ -92,7 +92,7 @@ export class SpokenResponse extends Emitter {
     if (this.#final_ms === null && /\S\s/u.test(this.text)) this.#final_ms = at_ms;
   }
 
-  /** Speak all text so far to its end without waiting for more. */
+  /** Synthesize all text so far without waiting for more. */
   flush() {
     this.#requireOpen();
     this.#append(this.#whole.close());
@@ -101,7 +101,7 @@ export class SpokenResponse extends Emitter {
     this.#sendIfActive({ type: "text.flush", response_id: this.id });
   }
 
-  /** No more text will come. */
+  /** Mark the text as complete. */
   end() {
     if (this.text_ended) return;
     this.#append(this.#whole.close());
@@ -109,7 +109,7 @@ export class SpokenResponse extends Emitter {
     this.#sendIfActive({ type: "text.end", response_id: this.id });
   }
 
-  /** Note text that goes out with the creation. @param {string} text @param {boolean} end @param {number} at_ms */
+  /** Record text that is sent with the creation. @param {string} text @param {boolean} end @param {number} at_ms */
   begin(text, end, at_ms) {
     this.text += text;
     this.text_ended = end;
@@ -118,7 +118,7 @@ export class SpokenResponse extends Emitter {
   }
 
   /**
-   * Stop the sound, then everything behind it. `heard` is told when the server has answered.
+   * Stop playback, then the response. The event `heard` follows with the answer of the server.
    *
    * @returns {Promise<number>} milliseconds of it that were played
    */
@@ -133,12 +133,12 @@ export class SpokenResponse extends Emitter {
     return played_ms;
   }
 
-  /** Milliseconds of it that have come out of the loudspeaker by now. */
+  /** Milliseconds played by now. */
   get played_ms() {
     return this.#ms(this.voice.played_samples);
   }
 
-  /** How many characters of its text have been heard by now, as far as words have been timed. */
+  /** Number of characters heard by now, by the word times received. */
   heardCharCount() {
     return this.word_times.heardCharCount(this.text, this.played_ms);
   }
@@ -166,7 +166,7 @@ export class SpokenResponse extends Emitter {
     else if (event.type === "error" && this.reception === null) this.fail(event); // it was refused
   }
 
-  /** It will not go on. What has come is still played. @param {ErrorBody} error */
+  /** Fail the response; received audio is still played. @param {ErrorBody} error */
   fail(error) {
     this.error = error;
     this.#finishSound(Infinity);
@@ -181,7 +181,7 @@ export class SpokenResponse extends Emitter {
     this.#sendIfActive({ type: "text.append", response_id: this.id, text });
   }
 
-  /** What is said to a response that has ended is lost. @param {import("./protocol/events.js").ClientEvent} event */
+  /** Send an event, unless the response has ended. @param {import("./protocol/events.js").ClientEvent} event */
   #sendIfActive(event) {
     if (this.status === "speaking") this.#send(event);
   }
@@ -228,7 +228,7 @@ export class SpokenResponse extends Emitter {
     this.#setStatus(done.status);
   }
 
-  /** No packet comes any more; of what has come play no more than `total` samples. @param {number} total */
+  /** End the audio; of the received samples play at most `total`. @param {number} total */
   async #finishSound(total) {
     this.voice.end((await this.reception?.finish(total)) ?? 0);
   }

@@ -1,8 +1,8 @@
-/** What comes of one response over the wire: counted, kept, decoded. */
+/** Receive the audio of one response: count, store and decode it. */
 
 import { openDecoder } from "./audio/decoder.js";
 
-/** So much is kept, to be saved as a file. */
+/** Maximum size that is stored, to be saved as a file. */
 const MAX_KEPT_BYTES = 2 ** 25;
 
 export class ResponseReceiver {
@@ -59,7 +59,7 @@ export class ResponseReceiver {
     return this.num_samples;
   }
 
-  /** All that was kept, decoded once more. @returns {Promise<Float32Array>} */
+  /** Decode all stored packets again. @returns {Promise<Float32Array>} */
   async replay() {
     /** @type {Float32Array[]} */
     const parts = [];
@@ -80,7 +80,7 @@ export class ResponseReceiver {
     this.decoder.close();
   }
 
-  /** At the wire's own rate. @param {import("./protocol/events.js").AudioMessage} message */
+  /** Return the number of samples of a message, at its own rate. @param {import("./protocol/events.js").AudioMessage} message */
   #samplesIn({ packets }) {
     if (this.format.encoding === "opus") return (packets.length * this.format.sample_rate) / 50;
     const num_bytes = packets.reduce((sum, packet) => sum + packet.length, 0);

@@ -1,4 +1,4 @@
-/** A conversation with a voicewire server: a connection, a loudspeaker, and the responses that are spoken. */
+/** A session with a voicewire server: a connection, an audio device, and responses. */
 
 import { chooseOpusDecoder } from "./audio/decoder.js";
 import { Player } from "./audio/player.js";
@@ -8,7 +8,7 @@ import { SpokenResponse } from "./response.js";
 import { wellFormed } from "./surrogate_buffer.js";
 
 const REPORT_EVERY_MS = 200;
-/** Responses that ended and are still listened for: they may be cut while they play on. */
+/** Number of ended responses that are retained: they can be interrupted while they play. */
 const MAX_REMEMBERED = 32;
 
 /**
@@ -32,18 +32,18 @@ const MAX_REMEMBERED = 32;
  * @property {import("./connection.js").ConnectionEvents["state"]} state
  * @property {import("./protocol/events.js").SessionCreated} ready a session has begun; after a lost connection again
  * @property {import("./protocol/events.js").ErrorEvent} error of the session, not of one response
- * @property {AudioContextState} sound whether sound comes out: `running`, or `suspended` until someone clicks
+ * @property {AudioContextState} sound `running`, or `suspended` until a user gesture
  * @property {SpokenResponse} response was created
  * @property {import("./connection.js").ConnectionEvents["wire"]} wire
  */
 
 /** @extends {Emitter<SessionEvents>} */
 export class VoicewireSession extends Emitter {
-  /** What the server said of itself. @type {import("./protocol/events.js").SessionCreated | null} */
+  /** The first event of the server. @type {import("./protocol/events.js").SessionCreated | null} */
   info = null;
   /** @type {Player | null} */
   player = null;
-  /** Those that speak or sound, and a few that did. @type {Map<string, SpokenResponse>} */
+  /** Active responses, and some ended ones. @type {Map<string, SpokenResponse>} */
   responses = new Map();
   #numbers = new Map();
   #count = 0;
@@ -67,7 +67,7 @@ export class VoicewireSession extends Emitter {
     this.decoder = this.useDecoder(options.decoder ?? "auto");
   }
 
-  /** Begin, and begin again whenever the connection is lost. Resolves with the first session. */
+  /** Connect, and reconnect when the connection is lost. Resolves with the first session. */
   connect() {
     this.connection.open();
     this.#reports ??= setInterval(() => this.#report(), REPORT_EVERY_MS);
@@ -90,7 +90,7 @@ export class VoicewireSession extends Emitter {
     return this.connection.state;
   }
 
-  /** Make the loudspeaker ready. Best called from a click or a key: browsers allow sound only after one. */
+  /** Open the audio device. Call it from a click or a key press: browsers allow audio only after one. */
   async prepare() {
     const player = await (this.#opening ??= this.#openPlayer());
     await this.decoder;
@@ -125,17 +125,17 @@ export class VoicewireSession extends Emitter {
     return response;
   }
 
-  /** Stop all that speaks or sounds. @returns {Promise<void>} */
+  /** Stop all responses and all playback. @returns {Promise<void>} */
   async interrupt() {
     await Promise.all(this.active.map((response) => response.interrupt()));
   }
 
-  /** Responses that speak or sound. */
+  /** Responses that are active or play. */
   get active() {
     return [...this.responses.values()].filter((response) => !response.over);
   }
 
-  /** How all responses to come shall speak. @param {Settings} settings */
+  /** Set the options of later responses. @param {Settings} settings */
   update(settings) {
     this.options.settings = { ...this.options.settings, ...settings };
     this.connection.send({ type: "session.update", settings });
@@ -152,14 +152,14 @@ export class VoicewireSession extends Emitter {
     return sound.slice(0, Math.round(response.voice.played_samples));
   }
 
-  /** Decode the responses to come so. @param {"auto" | import("./audio/decoder.js").OpusKind} wanted */
+  /** Select the decoder of later responses. @param {"auto" | import("./audio/decoder.js").OpusKind} wanted */
   useDecoder(wanted) {
     this.decoder = chooseOpusDecoder(wanted);
-    this.decoder.catch(() => {}); // told by whoever waits for it
+    this.decoder.catch(() => {}); // reported where it is awaited
     return this.decoder;
   }
 
-  /** From the next connection on. @param {string} [api_key] */
+  /** Set the API key, from the next connection on. @param {string} [api_key] */
   setKey(api_key) {
     this.connection.api_key = api_key || undefined;
   }

@@ -1,19 +1,19 @@
-/** Text that may be cut anywhere, also between the two halves of a character outside the basic plane. */
+/** Buffer for text that may be split anywhere, also inside a surrogate pair. */
 
-/** The same with a replacement character for each half that stands alone: JSON has none. @param {string} text */
+/** Replace lone surrogates, which JSON does not allow. @param {string} text */
 export const wellFormed = (text) => text.replace(/\p{Surrogate}/gu, "\uFFFD");
 
 export class SurrogateBuffer {
   #half = "";
 
-  /** What is whole so far. @param {string} text */
+  /** Return the complete characters so far. @param {string} text */
   push(text) {
     const all = this.#half + text;
     this.#half = /[\uD800-\uDBFF]$/.test(all) ? all.slice(-1) : "";
     return wellFormed(all.slice(0, all.length - this.#half.length));
   }
 
-  /** The rest, when no more comes. */
+  /** Return the remainder at the end of the text. */
   close() {
     const rest = wellFormed(this.#half);
     this.#half = "";

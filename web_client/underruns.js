@@ -1,4 +1,4 @@
-/** Whose fault it was that the sound ran dry. Pure: times are passed in, in milliseconds of one clock. */
+/** Find the cause of an underrun. Pure: times are arguments, in milliseconds of one clock. */
 
 /**
  * `text`: audio came again only after more text was sent. `server`: no text had been lacking, and no audio came, from
@@ -39,7 +39,7 @@ export class UnderrunTracker {
     this.dry = { position, at_ms };
   }
 
-  /** Sound is back; if it never comes back, it was the end and no underrun. @returns {Cause | null} */
+  /** Audio continues; if it never does, it was the end and no underrun. @returns {Cause | null} */
   resumed() {
     const dry = this.dry;
     this.dry = null;

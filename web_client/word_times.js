@@ -1,4 +1,4 @@
-/** When each word of a response is spoken, as the server tells it word by word. */
+/** The times of a response's words, as the server reports them. */
 
 const HAS_PAIRS = /[\uD800-\uDFFF]/;
 
@@ -6,7 +6,7 @@ export class WordTimes {
   constructor() {
     /** @type {import("./protocol/events.js").Word[]} */
     this.words = [];
-    /** Where one segment meets the next, in milliseconds of the sound. @type {number[]} */
+    /** Segment borders, in milliseconds of the audio. @type {number[]} */
     this.seams_ms = [];
   }
 

@@ -1,4 +1,4 @@
-/** From a response's packets to samples at the player's rate, without what stands before the speech. */
+/** Decode a response's packets to samples at the player's rate, without the pre-skip. */
 
 import { WasmOpusDecoder, loadLibOpus } from "./opus_wasm.js";
 import { WebCodecsOpusDecoder, hasWebCodecsOpus, warmUp } from "./opus_webcodecs.js";

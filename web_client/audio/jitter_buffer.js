@@ -69,19 +69,19 @@ export class JitterBuffer {
     this.state = "waiting";
     /** @type {Float32Array[]} */
     this.queue = [];
-    /** Of the first in the queue, samples already played. */
+    /** Samples already played of the first item in the queue. */
     this.offset = 0;
     this.total = Infinity;
     this.prebuffer = settings.prebuffer_samples;
     this.waited = 0;
     this.calm = 0;
-    /** How loud it is, 0 to 1, before the fade's shape is laid over it. */
+    /** Gain from 0 to 1, before the shape of the fade is applied. */
     this.level = 1;
     /** Samples to play until a fade out has ended. */
     this.fade_left = 0;
   }
 
-  /** Samples in hand. */
+  /** Number of buffered samples. */
   get buffered() {
     return Math.min(this.pushed, this.total) - this.position;
   }
@@ -90,7 +90,7 @@ export class JitterBuffer {
     return this.state === "playing" || this.state === "dry" || (this.state === "stopping" && this.fade_left > 0);
   }
 
-  /** Whether all samples there will ever be have come. */
+  /** True if all samples have arrived. */
   get isComplete() {
     return this.pushed >= this.total;
   }
@@ -102,13 +102,13 @@ export class JitterBuffer {
     this.pushed += pcm.length;
   }
 
-  /** No more than `total` samples will be played: those beyond are thrown away. @param {number} total */
+  /** Limit playback to `total` samples; later ones are discarded. @param {number} total */
   end(total) {
     this.total = Math.max(total, this.position);
     this.fade_left = Math.min(this.fade_left, this.buffered);
   }
 
-  /** Fade out and be over. */
+  /** Fade out and end. */
   stop() {
     if (this.state === "over" || this.state === "stopping") return;
     if (this.state === "playing") this.fade_left = Math.min(this.settings.fade_samples, this.buffered);
@@ -146,7 +146,7 @@ export class JitterBuffer {
     if (this.buffered > 0) events.push({ kind: "started", frame, position: this.position });
   }
 
-  /** Whether there would not be enough left for a fade after so many more. @param {number} length */
+  /** True if too few samples for a fade remain after `length` more. @param {number} length */
   #tooShortFor(length) {
     return !this.isComplete && this.buffered < length + this.settings.fade_samples;
   }

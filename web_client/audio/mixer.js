@@ -1,8 +1,8 @@
-/** All voices that sound at once, summed. Pure: messages in, samples and reports out. */
+/** Sum all voices that play. Pure: messages in, samples and reports out. */
 
 import { JitterBuffer } from "./jitter_buffer.js";
 
-/** Below this a sample stays as it is; above, voices that add up are bent instead of cut. */
+/** Below this level samples are unchanged; above, sums are compressed instead of clipped. */
 const KNEE = 0.85;
 
 /**
@@ -19,11 +19,11 @@ export class Mixer {
     /** @type {Map<number, {buffer: JitterBuffer, peak: number}>} */
     this.voices = new Map();
     this.scratch = new Float32Array(0);
-    /** The frame that should come next. */
+    /** The next expected frame. */
     this.next_frame = -1;
   }
 
-  /** Commands for a voice that is over are passed over. @param {MixerCommand} command */
+  /** Apply a command; commands for an ended voice are ignored. @param {MixerCommand} command */
   handleCommand(command) {
     if (command.type === "open") {
       this.voices.set(command.voice, { buffer: new JitterBuffer(command.settings), peak: 0 });
@@ -57,7 +57,7 @@ export class Mixer {
     return happened;
   }
 
-  /** Devices leave frames out, above all while they start: what sounds is that much later. @param {number} frame */
+  /** Account for frames that the device skipped, mostly while it starts. @param {number} frame */
   #skips(frame) {
     const sounding = [...this.voices].filter(([, { buffer }]) => buffer.isPlaying);
     return sounding.map(([voice, { buffer }]) => ({
@@ -68,7 +68,7 @@ export class Mixer {
     }));
   }
 
-  /** How each voice stands; peaks since the last time. @param {number} frame @returns {VoiceLevel[]} */
+  /** Return the state of each voice, with peaks since the last call. @param {number} frame @returns {VoiceLevel[]} */
   levels(frame) {
     return [...this.voices].map(([voice, entry]) => {
       const { position, buffered } = entry.buffer;
@@ -79,7 +79,7 @@ export class Mixer {
   }
 }
 
-/** Smooth up to 1, and the identity where one voice is. @param {number} sample */
+/** Compress smoothly up to 1; identity for one voice. @param {number} sample */
 export function softClip(sample) {
   const size = Math.abs(sample);
   if (size <= KNEE) return sample;

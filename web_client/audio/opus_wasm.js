@@ -1,4 +1,4 @@
-/** Opus by libopus in WebAssembly: for browsers, and pages, that have no WebCodecs. */
+/** Decode Opus by libopus in WebAssembly, for pages without WebCodecs. */
 
 import { PACKET_SAMPLES } from "./opus_webcodecs.js";
 

@@ -1,4 +1,4 @@
-/** Opus by the browser's own decoder. It puts out 48,000 samples a second, whatever it is asked for. */
+/** Decode Opus by WebCodecs, which always returns 48,000 samples per second. */
 
 const CONFIG = { codec: "opus", sampleRate: 48_000, numberOfChannels: 1 };
 export const PACKET_US = 20_000;
@@ -7,7 +7,7 @@ export const PACKET_SAMPLES = 960;
 /** 20 ms of nothing. */
 const SILENCE = Uint8Array.of(0xf8, 0xff, 0xfe);
 
-/** Decode something once: the first decoder of a page takes long to come up. */
+/** Decode once in advance: the first decoder of a page starts slowly. */
 export async function warmUp() {
   const decoder = new WebCodecsOpusDecoder(() => {});
   decoder.decode(SILENCE);
@@ -15,7 +15,7 @@ export async function warmUp() {
   decoder.close();
 }
 
-/** Whether this browser has one; it does not on pages over plain http from another machine. */
+/** True if WebCodecs is available; it is not on pages over plain http from another machine. */
 export async function hasWebCodecsOpus() {
   if (globalThis.AudioDecoder === undefined) return false;
   try {
@@ -49,7 +49,7 @@ export class WebCodecsOpusDecoder {
     this.#time_us += PACKET_US;
   }
 
-  /** Wait until all that was given has come out. */
+  /** Wait until all input was decoded. */
   async flush() {
     if (this.#decoder?.state !== "configured") return;
     await this.#decoder.flush().catch(() => {}); // the error callback has seen to it
@@ -74,7 +74,7 @@ export class WebCodecsOpusDecoder {
     if (!this.#closed) this.onPcm(pcm);
   }
 
-  /** What cannot be decoded is silence of the same length. Browsers also take an idle decoder away. */
+  /** Replace undecodable packets by silence of the same length. Browsers also close an idle decoder. */
   #onError() {
     const lost = this.#pending;
     this.#pending = 0;

@@ -1,4 +1,4 @@
-/** Samples that are not compressed, or by a table only, as floats. */
+/** Convert PCM and G.711 samples to floats. */
 
 import { Resampler } from "./resampler.js";
 
@@ -35,7 +35,7 @@ const byTable = (table) => (bytes) => Float32Array.from(bytes, (code) => table[c
 /** @type {Record<string, (bytes: Uint8Array) => Float32Array>} */
 export const READERS = { pcm_s16le: fromS16le, mulaw: byTable(MULAW), alaw: byTable(ALAW) };
 
-/** Runs of whole samples, brought to the player's rate. */
+/** Convert runs of samples to the player's rate. */
 export class PcmDecoder {
   kind = "pcm";
 

@@ -1,4 +1,4 @@
-/** The outline of a sound: its loudest sample in every hundredth of a second. Law: cuts of the input do not show. */
+/** The peak of every hundredth of a second, independent of how the input is split. */
 
 export class Peaks {
   /** @param {number} rate */

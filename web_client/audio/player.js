@@ -1,4 +1,4 @@
-/** The page's loudspeaker: one audio context, any number of voices, each with a place in time. */
+/** The page's audio output: one audio context and any number of voices, each with a position in time. */
 
 import { Emitter } from "../emitter.js";
 import { jitterSettings, decreasePrebuffer, increasePrebuffer } from "./jitter_buffer.js";
@@ -6,7 +6,7 @@ import { ScheduledOutput } from "./scheduled_output.js";
 import { PlayoutTimeline } from "./timeline.js";
 import { WorkletOutput } from "./worklet_output.js";
 
-/** What WebCodecs decodes Opus to, whatever it is asked for. */
+/** The rate to which WebCodecs always decodes Opus. */
 export const RATE = 48_000;
 const STOP_TIMEOUT_MS = 100;
 const MAX_LATENCY_S = 2;
@@ -45,7 +45,7 @@ export class Player extends Emitter {
     context.onstatechange = () => this.emit("state", context.state);
   }
 
-  /** A voice that is silent until it is pushed samples. */
+  /** Create a voice, which is silent until samples are pushed. */
   voice() {
     this.#last += 1;
     const number = this.#last;
@@ -65,7 +65,7 @@ export class Player extends Emitter {
     this.settings = ran_dry ? increasePrebuffer(this.settings) : decreasePrebuffer(this.settings, this.least);
   }
 
-  /** Whether sound comes out: browsers hold it back until someone clicks. */
+  /** True if audio plays: browsers block it until a user gesture. */
   get running() {
     return this.context.state === "running";
   }
@@ -74,18 +74,18 @@ export class Player extends Emitter {
     if (!this.running) await this.context.resume();
   }
 
-  /** Seconds from the page to the loudspeaker. */
+  /** Seconds from the page to the audio device. */
   get output_latency_s() {
     const latency_s = (this.context.outputLatency || 0) + (this.context.baseLatency || 0);
     return Math.min(latency_s, MAX_LATENCY_S);
   }
 
-  /** The output frame that the listener hears now. */
+  /** The output frame that is played now. */
   playedFrame() {
     return (this.context.currentTime - this.output_latency_s) * this.context.sampleRate;
   }
 
-  /** Whatever sounds ends here. */
+  /** End all playback. */
   async close() {
     this.output.close();
     for (const voice of [...this.#voices.values()]) voice.discard();
@@ -116,12 +116,12 @@ export class PlayerVoice extends Emitter {
     this.over = false;
   }
 
-  /** Takes the samples away from the caller. @param {Float32Array} pcm at `RATE` */
+  /** Push samples; their buffer is transferred. @param {Float32Array} pcm at `RATE` */
   push(pcm) {
     this.player.output.handleCommand({ type: "push", voice: this.number, pcm });
   }
 
-  /** All samples there will be; those beyond are not played. @param {number} total */
+  /** Set the total number of samples; later ones are not played. @param {number} total */
   end(total) {
     this.player.output.handleCommand({ type: "end", voice: this.number, total });
   }
@@ -145,12 +145,12 @@ export class PlayerVoice extends Emitter {
     return this.#stopping;
   }
 
-  /** Samples that have come out of the loudspeaker by now. */
+  /** Samples played by now. */
   get played_samples() {
     return Math.max(0, this.#timeline.positionAt(this.over ? Infinity : this.player.playedFrame()));
   }
 
-  /** The loudspeaker is being closed. */
+  /** The audio output is being closed. */
   discard() {
     const frame = this.player.playedFrame();
     this.onPlayoutEvent({ kind: "stopped", frame, position: this.played_samples });

@@ -3,9 +3,9 @@
  * ceil(n * to / from) out, and a constant stays constant.
  */
 
-/** Samples on each side of the one wanted that have a part in it. */
+/** Number of input samples on each side of an output sample. */
 const HALF = 16;
-/** Of the Kaiser window; its side lobes lie some 80 dB down. */
+/** Parameter of the Kaiser window, with side lobes at about -80 dB. */
 const BETA = 8;
 
 /** @param {number} a @param {number} b @returns {number} */
@@ -25,7 +25,7 @@ function kernel(x) {
   return (sinc * bessel(BETA * Math.sqrt(1 - (x / HALF) ** 2))) / bessel(BETA);
 }
 
-/** The weights of the input samples around a place that lies `share` of a sample behind one. @param {number} share */
+/** The weights of the input samples around a position `share` of a sample after one. @param {number} share */
 function weights(share) {
   const taps = Float64Array.from({ length: 2 * HALF }, (_, tap) => kernel(share + HALF - 1 - tap));
   const sum = taps.reduce((total, tap) => total + tap, 0);
@@ -40,15 +40,15 @@ export class Resampler {
     this.up = to / divisor;
     this.down = from / divisor;
     this.phases = Array.from({ length: this.up }, (_, phase) => weights(phase / this.up));
-    /** Before the first sample the signal is taken to be as that is. */
+    /** The signal before the first sample equals that sample. */
     this.held = new Float32Array(0);
-    /** The number of the first held sample; and of the next one to come out. */
+    /** The index of the first stored sample, and of the next output sample. */
     this.first = 0;
     this.next = 0;
     this.received = 0;
   }
 
-  /** @param {Float32Array} pcm @returns {Float32Array} what can be told by now */
+  /** @param {Float32Array} pcm @returns {Float32Array} the output so far */
   push(pcm) {
     if (this.up === this.down) return pcm.slice();
     if (this.received === 0 && pcm.length > 0) {
@@ -75,7 +75,7 @@ export class Resampler {
     this.held = joined;
   }
 
-  /** Everything up to the place of input sample `last` and short of the next. @param {number} last */
+  /** Output up to the position of input sample `last`, exclusive of the next. @param {number} last */
   #out(last) {
     const end = Math.ceil(((last + 1) * this.up) / this.down);
     const out = new Float32Array(Math.max(0, end - this.next));

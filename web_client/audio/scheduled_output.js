@@ -9,7 +9,7 @@ import { PlayoutTimeline } from "./timeline.js";
 
 const TICK_MS = 20;
 const BLOCK_S = 0.02;
-/** Sound is scheduled so far ahead if it is there ... */
+/** Seconds for which available audio is scheduled ahead. */
 const AHEAD_S = 0.25;
 /** ... more in a hidden tab, whose timers are slow ... */
 const AHEAD_HIDDEN_S = 1.5;
@@ -30,11 +30,11 @@ class ScheduledVoice {
     this.peak = 0;
     /** @type {Set<AudioBufferSourceNode>} */
     this.sources = new Set();
-    /** Sound is scheduled ahead: its end is told when it has come. @type {Happened | undefined} */
+    /** Audio is scheduled ahead; its end is reported when it is reached. @type {Happened | undefined} */
     this.drained = undefined;
   }
 
-  /** Schedule what can be. @param {number} ahead_s @returns {Happened[]} */
+  /** Schedule the available audio. @param {number} ahead_s @returns {Happened[]} */
   advance(ahead_s) {
     const { sampleRate: rate, currentTime } = this.context;
     const now = Math.ceil(currentTime * rate);

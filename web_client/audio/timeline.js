@@ -1,4 +1,4 @@
-/** Which sample of a voice is at which output frame: runs of sound, and the gaps between them. Pure. */
+/** Map samples of a voice to output frames: runs of audio, and gaps between them. Pure. */
 
 export class PlayoutTimeline {
   constructor() {

@@ -1,4 +1,4 @@
-/** Samples as a WAV file. */
+/** Convert samples to a WAV file. */
 
 const HEADER_BYTES = 44;
 

@@ -1,4 +1,4 @@
-/** Voices that sound through an audio worklet. */
+/** Voices that play through an audio worklet. */
 
 import { Emitter } from "../emitter.js";
 
@@ -26,7 +26,7 @@ export class WorkletOutput extends Emitter {
     };
   }
 
-  /** Takes the samples of a push away from the caller. @param {import("./mixer.js").MixerCommand} command */
+  /** Send a command; the buffer of a push is transferred. @param {import("./mixer.js").MixerCommand} command */
   handleCommand(command) {
     this.node.port.postMessage(command, command.type === "push" ? [command.pcm.buffer] : []);
   }

@@ -1,4 +1,4 @@
-/** The close codes of the native wire, as data. */
+/** The close codes of the native protocol. */
 
 export const CloseCode = Object.freeze({
   NORMAL: 1000,
@@ -27,7 +27,7 @@ export const MEANINGS = Object.freeze({
   [CloseCode.SESSION_EXPIRED]: "the session is older than max_session_duration_s",
 });
 
-/** Codes after which the same connection would only be closed again. */
+/** Codes after which reconnecting is useless. */
 export const FINAL = Object.freeze(
   new Set([CloseCode.UNSUPPORTED_DATA, CloseCode.INVALID_DATA, CloseCode.POLICY_VIOLATION, CloseCode.MESSAGE_TOO_BIG]),
 );

@@ -1,4 +1,4 @@
-/** Whose fault a broken conversation is. `code` is stable and machine-readable. */
+/** A protocol error. `code` is stable and machine-readable. */
 
 class ProtocolError extends Error {
   /**
@@ -14,10 +14,10 @@ class ProtocolError extends Error {
   }
 }
 
-/** The peer sent what it must not. */
+/** The peer violated the protocol. */
 export class RemoteProtocolError extends ProtocolError {}
 
-/** Our own code tried to send what it must not. */
+/** The local code violated the protocol. */
 export class LocalProtocolError extends ProtocolError {
   /** @param {string} message */
   constructor(message) {

@@ -89,7 +89,7 @@ const sampling = struct(
  * @property {Format} [format]
  * @property {"lead" | "burst"} [pace]
  * @property {number} [lead_ms]
- * @property {boolean} [word_times] whether `response.words` are told
+ * @property {boolean} [word_times] send `response.words`
  * @property {number} [speed]
  * @property {"auto" | "streaming" | "full"} [text_layout]
  * @property {number} [max_frames]
@@ -112,7 +112,7 @@ const settingFields = {
   sampling: optional(orNull(sampling)),
 };
 const settings = struct(settingFields, STRICT);
-/** What a server says may hold settings that are newer than this file. */
+/** Server events may contain settings that are newer than this file. */
 const settingsTold = struct(settingFields, LENIENT);
 
 /**
@@ -258,7 +258,7 @@ export const SERVER_EVENTS = {
   error: { ...errorFields, response_id: optional(orNull(text), null) },
 };
 
-/** What the packets of an audio message hold. */
+/** The encoding of the packets of an audio message. */
 export const AudioKind = Object.freeze({ OPUS: 1, PCM_S16LE: 2, MULAW: 3, ALAW: 4 });
 
 /**

@@ -9,7 +9,7 @@ import { struct } from "./schema.js";
 
 export const SUBPROTOCOL = "voicewire.v1";
 export const PATH = "/v1/speech";
-/** Browsers cannot set headers on a WebSocket: a key goes along as a further sub-protocol. */
+/** Browsers cannot set headers on a WebSocket, so the key is sent as a further subprotocol. */
 export const KEY_SUBPROTOCOL = "voicewire.key.";
 export const AUDIO_VERSION = 1;
 export const HEADER_BYTES = 16;

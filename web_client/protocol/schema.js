@@ -1,4 +1,4 @@
-/** What a JSON value must look like, as data, and the check of a value against it. */
+/** Schemas of JSON values, and their validation. */
 
 import { RemoteProtocolError } from "./errors.js";
 

@@ -1,4 +1,4 @@
-/** The API key: in memory, and in this tab's storage only when asked for; never in an address. */
+/** The API key: in memory, in this tab's storage only if the user selects it, never in a URL. */
 
 import { getById, input } from "./dom.js";
 import { saveItem, loadItem } from "./storage.js";

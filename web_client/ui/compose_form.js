@@ -1,4 +1,4 @@
-/** The form: what to say, and how. */
+/** The form: text and speech options. */
 
 import { getById, input, createElement, select } from "./dom.js";
 import { scheduleTokens } from "./token_stream.js";

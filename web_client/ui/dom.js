@@ -1,4 +1,4 @@
-/** Elements, made and found. Text goes in as text: nothing here reads markup. */
+/** Create and find elements. Text is inserted as text, never as markup. */
 
 /**
  * @template {keyof HTMLElementTagNameMap} Tag
@@ -15,7 +15,7 @@ export function createElement(tag, properties = {}, ...children) {
 }
 
 /**
- * The element of the page with this id.
+ * Return the element of the page with this id.
  *
  * @template {HTMLElement} [Kind=HTMLElement]
  * @param {string} id

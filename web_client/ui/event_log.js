@@ -1,4 +1,4 @@
-/** What goes over the wire, in lines that can be copied. */
+/** Protocol messages, as lines that can be copied. */
 
 import { parseAudio } from "../protocol/native.js";
 import { getById, input, createElement } from "./dom.js";
@@ -68,7 +68,7 @@ export class EventLog {
     const text = this.wanted.map((line) => line.text).join("\n");
     const done = await copyText(text);
     const button = getById("log-copy");
-    button.textContent = done ? "Copied" : "Not allowed";
+    button.textContent = done ? "Copied" : "Not permitted";
     setTimeout(() => (button.textContent = "Copy"), 1_500);
   }
 }
@@ -90,7 +90,7 @@ function describeAudio(message) {
   }
 }
 
-/** Also where the page may not use the clipboard on its own. @param {string} text */
+/** Copy text, also if the page may not use the clipboard API. @param {string} text */
 async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,4 +1,4 @@
-/** The page: a session, a form, a card for every reply. */
+/** The page: a session, a form, and a card for each reply. */
 
 import { wavFile } from "../audio/wav.js";
 import { VoicewireSession } from "../session.js";
@@ -69,7 +69,7 @@ function addCard(response, how) {
   resumeAudio();
 }
 
-/** Draw while anything sounds. */
+/** Draw during playback. */
 function resumeAudio() {
   if (quiet) requestAnimationFrame(renderFrame);
   quiet = false;
@@ -109,7 +109,7 @@ function announce(text) {
   getById("announcer").textContent = text;
 }
 
-/** The loudspeaker is opened by the first touch of the page, so that it is ready by the first click. */
+/** Open the audio device at the first touch of the page, so that it is ready at the first click. */
 function prepareOnGesture() {
   const prepare = () => {
     for (const name of ["pointerdown", "keydown"]) removeEventListener(name, prepare, true);

@@ -1,4 +1,4 @@
-/** The numbers at the top: of all replies that sound, or of the last one. */
+/** The values at the top: of all replies that play, or of the last one. */
 
 import { getById, createElement } from "./dom.js";
 
@@ -6,10 +6,10 @@ const FULL_BUFFER_MS = 2_000;
 
 export class Meters {
   constructor() {
-    this.first = tile("First sound", "from the click to the first sample out of the page");
-    this.buffer = tile("Buffer", "sound in hand, of the reply that has least");
-    this.underruns = tile("Underruns", "gaps: the text was late, the server or the network was, or this page");
-    this.line = tile("Line", "what comes in");
+    this.first = tile("First audio", "from the click to the first sample out of the page");
+    this.buffer = tile("Buffer", "buffered audio of the reply with the least");
+    this.underruns = tile("Underruns", "gaps because the text, the server or network, or this page was late");
+    this.line = tile("Network", "received audio");
     this.bar = createElement("span", { className: "bar" });
     this.buffer.box.append(this.bar);
     getById("meters").append(...[this.first, this.buffer, this.underruns, this.line].map(({ box }) => box));

@@ -1,4 +1,4 @@
-/** What the user should know or do, one line each. */
+/** Notices for the user, one line each. */
 
 import { getById, createElement } from "./dom.js";
 
@@ -10,7 +10,7 @@ import { getById, createElement } from "./dom.js";
 const shown = new Map();
 
 /**
- * Show a notice, in place of the last one of that name; `null` takes it away.
+ * Show a notice in place of the previous one of that name; `null` removes it.
  *
  * @param {string} name
  * @param {Notice | null} notice

@@ -1,20 +1,20 @@
-/** One reply on the page: its text, its sound, its numbers. */
+/** One reply on the page: text, waveform, statistics. */
 
 import { createElement } from "./dom.js";
 import { ReplyText } from "./reply_text.js";
 import { drawWaveform } from "./waveform.js";
 
 const STATES = {
-  waiting: "waiting for sound",
+  waiting: "waiting for audio",
   playing: "speaking",
   completed: "heard",
-  silent: "nothing to say",
+  silent: "no speech",
   cancelled: "interrupted",
   failed: "failed",
 };
 
 const NUMBERS = {
-  ttfa: "first sound",
+  ttfa: "first audio",
   buffer: "buffer",
   underruns: "underruns",
   packets: "packets",
@@ -45,10 +45,10 @@ export class ReplyCard {
     );
     this.save = createElement(
       "button",
-      { type: "button", className: "quiet", onclick: onSave, ariaLabel: `Save what was heard of reply ${number}` },
+      { type: "button", className: "quiet", onclick: onSave, ariaLabel: `Save the played audio of reply ${number}` },
       "Save",
     );
-    this.canvas = createElement("canvas", { className: "wave", role: "img", ariaLabel: `The sound of reply ${number}` });
+    this.canvas = createElement("canvas", { className: "wave", role: "img", ariaLabel: `Waveform of reply ${number}` });
     this.numbers = createElement("dl", { className: "numbers" });
     this.problem = createElement("p", { className: "problem", hidden: true });
     this.element = this.#build(number, how);
@@ -82,7 +82,7 @@ export class ReplyCard {
     return this.response.over ? 0 : this.#buffered_ms;
   }
 
-  /** Show how things stand; called for every picture while it sounds. */
+  /** Update the card; called for every frame during playback. */
   refresh() {
     if (this.response.over && !this.#dirty) return;
     this.#dirty = false;

@@ -1,4 +1,4 @@
-/** A reply's text, and in it what was heard and what was not. */
+/** A reply's text, with its heard and remaining parts. */
 
 import { createElement } from "./dom.js";
 

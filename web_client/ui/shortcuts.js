@@ -1,4 +1,4 @@
-/** While something sounds, the space bar interrupts wherever nobody types in, and Escape everywhere. */
+/** During playback, the space bar interrupts outside of input fields, and Escape everywhere. */
 
 /** @param {KeyboardEvent} event */
 const isTyping = ({ target }) =>

@@ -1,4 +1,4 @@
-/** How things stand with the connection, the sound and the browser, and what to do about it. */
+/** Notices about the connection, the audio and the browser. */
 
 import { askForKey } from "./api_key.js";
 import { getById } from "./dom.js";
@@ -17,12 +17,12 @@ export function watchStatus(session) {
   showAudioPath(session);
 }
 
-/** A browser that holds sound back says so by doing nothing. @param {Session} session */
+/** Show a notice if the browser blocks audio, which it does not report. @param {Session} session */
 export function checkSound(session) {
   const notice = {
-    text: "Your browser keeps this page silent until you click.",
+    text: "Your browser mutes this page until you click.",
     tone: /** @type {const} */ ("warn"),
-    action: "Turn the sound on",
+    action: "Turn audio on",
     onAction: () => session.player?.resume(),
   };
   setTimeout(() => {
@@ -50,7 +50,7 @@ function showConnection(session, { state, reason }) {
     connecting: "connecting",
     open: `connected · ${session.info?.model ?? ""}`,
     waiting: "reconnecting",
-    refused: "refused",
+    refused: "rejected",
     closed: "closed",
   };
   getById("connection").dataset.state = state;
@@ -64,15 +64,15 @@ function noticeOf(session, { code, message, retry_ms }) {
     return { text: "This server asks for an API key.", tone: "warn", action: "Enter the key", onAction: askForKey };
   }
   const again = { action: "Try now", onAction: () => session.connection.open() };
-  if (retry_ms === null) return { text: `The server refuses this page: ${message}.`, tone: "bad", ...again };
-  return { text: `There is no connection: ${message}. Trying again by itself.`, tone: "warn", ...again };
+  if (retry_ms === null) return { text: `The server rejects this page: ${message}.`, tone: "bad", ...again };
+  return { text: `There is no connection: ${message}. Reconnecting.`, tone: "warn", ...again };
 }
 
 function warnInsecureOrigin() {
   showNotice("plain", {
     text:
       "This page came over plain http from another machine, so it decodes with WebAssembly and schedules short " +
-      "buffers. Over https sound starts a little sooner.",
+      "buffers. Over https audio starts a little sooner.",
     dismiss: true,
   });
 }

@@ -1,4 +1,4 @@
-/** What the browser keeps for the page; where it is told to keep nothing, nothing is kept. */
+/** Browser storage of the page; without permission nothing is stored. */
 
 /** @param {"localStorage" | "sessionStorage"} place @param {string} name */
 export function loadItem(place, name) {
@@ -12,7 +12,7 @@ export function loadItem(place, name) {
 /**
  * @param {"localStorage" | "sessionStorage"} place
  * @param {string} name
- * @param {string | null} value `null` takes it away
+ * @param {string | null} value `null` removes it
  */
 export function saveItem(place, name, value) {
   try {

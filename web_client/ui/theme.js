@@ -1,4 +1,4 @@
-/** Light or dark: as the system says, until someone says otherwise. */
+/** Light or dark theme: that of the system, until the user changes it. */
 
 import { getById } from "./dom.js";
 import { saveItem, loadItem } from "./storage.js";

@@ -1,12 +1,12 @@
-/** A text as a language model writes it: in pieces, at a rate, with pauses. */
+/** Simulate a language model: text in tokens, at a rate, with pauses. */
 
 const MAX_PIECE_CHARS = 4;
 const LONG_EVERY = 20;
 
-/** @typedef {{text: string, wait_ms: number}} Token to be written so long after the one before */
+/** @typedef {{text: string, wait_ms: number}} Token to be sent this time after the previous one */
 /** @typedef {"none" | "sentences" | "long"} Pauses */
 
-/** The text cut before each word, and longer words cut again; joined, they are the text. @param {string} text */
+/** Split the text before each word, and long words again; joined, the parts equal the text. @param {string} text */
 export function splitPieces(text) {
   const words = text.match(/\s*\S+|\s+$/gu) ?? [];
   return words.flatMap((word) => {
@@ -29,7 +29,7 @@ export function scheduleTokens(text, per_second, pauses) {
 }
 
 /**
- * Writes into a response until it is done, or the response is.
+ * Push tokens into a response until all are sent or the response has ended.
  *
  * @param {import("../response.js").SpokenResponse} response
  * @param {Token[]} tokens

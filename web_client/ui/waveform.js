@@ -1,4 +1,4 @@
-/** A response's outline: what was heard, what was not, where segments meet. */
+/** A response's waveform: played and remaining audio, and segment borders. */
 
 const BAR_PX = 3;
 const GAP_PX = 1;
