@@ -18,7 +18,7 @@ from realtime.integration_config import MqttSettings
 from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import IncomingMessage, MqttConnection, Publication
 from realtime.protocol.mqtt import messages
-from realtime.protocol.mqtt.audio import AudioHeader, parse_header
+from realtime.protocol.mqtt.messages import AudioHeader, parse_header
 from realtime.protocol.mqtt.topics import Topics
 
 OPEN_EXPIRY_S = 5

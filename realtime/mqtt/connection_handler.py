@@ -16,8 +16,7 @@ from realtime.errors import RemoteProtocolError, RequestRefused
 from realtime.mqtt.broker_connector import HARD_LIMIT
 from realtime.mqtt.call_bridge import MqttCallBridge
 from realtime.mqtt.connection import BrokerDisconnected, IncomingMessage, MqttConnection, Publication
-from realtime.mqtt.session_table import MqttSessionTable
-from realtime.mqtt.session_transport import MqttReplyTransport, MqttSessionTransport
+from realtime.mqtt.session_transport import MqttReplyTransport, MqttSessionTable, MqttSessionTransport
 from realtime.mqtt.status_publisher import StatusPublisher
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.mqtt import messages

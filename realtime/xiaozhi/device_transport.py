@@ -1,18 +1,19 @@
-"""A device's line: PCM and JSON on the server's side, packets of Opus and JSON on the device's.
+"""The connection of a device: PCM and JSON on the server's side, packets of Opus and JSON on the device's.
 
 It owns the device's view of whether the server speaks: ``tts start`` goes before the first packet, ``tts stop`` when
-the device has played the last.
+the device has played the last. Over MQTT, JSON and UDP sound are one connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol.telephony.xiaozhi import FLUSH, PACKET_MS, SAMPLE_RATE, XiaozhiDialect, pack_frame, unpack_frame
 from realtime.transports.transport import MessageTransport
+from realtime.xiaozhi.udp_server import UdpAudioStream
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusError, OpusPacket, OpusSettings
 from sessions.audio.pcm import pcm_to_s16le, s16le_to_pcm
 from sessions.clock import now_s
@@ -23,6 +24,8 @@ log = logging.getLogger("voicewire.xiaozhi")
 PACKET_BYTES = SAMPLE_RATE * PACKET_MS // 1000 * 2
 # A device begins to play so long after the first packet came.
 START_DELAY_S = 0.12
+# Messages and packets that are not read yet; sound beyond is dropped, a message beyond ends the line.
+MAX_WAITING = 256
 
 
 class XiaozhiTransport:
@@ -125,3 +128,46 @@ class XiaozhiTransport:
 def _encoded(encoder: OpusEncoder, pcm: bytes, flush: bool) -> list[OpusPacket]:
     packets = encoder.push(s16le_to_pcm(pcm))
     return packets + encoder.flush() if flush else packets
+
+
+class XiaozhiMqttTransport:
+    """Implements ``MessageTransport``."""
+
+    def __init__(self, publish: Callable[[str], Awaitable[None]]) -> None:
+        self._publish = publish
+        # Once it is open.
+        self.stream: UdpAudioStream | None = None
+        self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self._closed = False
+
+    def on_text(self, message: str) -> None:
+        if self._closed:
+            return
+        if self._waiting.qsize() < MAX_WAITING:
+            self._waiting.put_nowait(message)
+        else:
+            self.abort()
+
+    def on_audio(self, packet: bytes) -> None:
+        if not self._closed and self._waiting.qsize() < MAX_WAITING:
+            self._waiting.put_nowait(packet)
+
+    def abort(self) -> None:
+        """Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.put_nowait(None)
+
+    async def receive(self) -> str | bytes | None:
+        return None if self._closed else await self._waiting.get()
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        if self._closed or (wanted is not None and not wanted()):
+            return
+        if isinstance(message, str):
+            await self._publish(message)
+        elif self.stream is not None:
+            self.stream.send(message)
+
+    async def close(self, code: int, reason: str = "") -> None:
+        self.abort()

@@ -9,7 +9,7 @@ from engine.api import ErrorInfo
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.mqtt import messages
-from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack
+from realtime.protocol.mqtt.messages import AudioHeader, MqttAudioMessage, pack
 
 
 class MqttSessionDialect(Dialect):

@@ -1,8 +1,14 @@
-"""What clients and servers write on a broker: JSON. Messages within a session are told apart by ``t``."""
+"""What clients and servers write on a broker: JSON, told apart by ``t`` within a session, and audio.
+
+The payload of audio is sound alone; what it is stands in user properties. Between a dialect and its connection both
+travel as one message, the head before the sound.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+import struct
+from collections.abc import Iterable
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,6 +26,8 @@ MAX_NAME_CHARS = 128
 NATURAL_RATES = {"opus": 24_000, "pcm_s16le": 24_000, "mulaw": 8_000, "alaw": 8_000}
 CONTENT_TYPES = {"opus": "audio/opus", "pcm_s16le": "audio/pcm", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 JSON = "application/json"
+# Number of the reply and of the message, time, whether it is the last.
+HEAD = struct.Struct(">IId?")
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Milliseconds = Annotated[float, Meta(ge=0, le=MAX_PLAYED_MS)]
@@ -259,3 +267,42 @@ def _checked(message: SpeechMessage) -> SpeechMessage:
     if message.v != VERSION:
         raise RemoteProtocolError("invalid_event", f"v must be {VERSION}, the version spoken here; is {message.v}", "v")
     return message
+
+
+class AudioHeader(NamedTuple):
+    # 0, 1, 2 ... over the replies of a session.
+    reply: int
+    # 0, 1, 2 ... over the audio messages of a reply.
+    seq: int
+    # Where the sound begins in its reply.
+    ts_ms: float
+    # Nothing of the reply comes after this message.
+    last: bool = False
+
+
+class MqttAudioMessage(NamedTuple):
+    head: AudioHeader
+    data: bytes
+
+
+def pack(part: MqttAudioMessage) -> bytes:
+    return HEAD.pack(*part.head) + part.data
+
+
+def unpack(message: bytes) -> MqttAudioMessage:
+    return MqttAudioMessage(AudioHeader(*HEAD.unpack_from(message)), message[HEAD.size :])
+
+
+def properties(head: AudioHeader) -> list[tuple[str, str]]:
+    """User properties for a head."""
+    named = [("reply", str(head.reply)), ("seq", str(head.seq)), ("ts", f"{head.ts_ms:.10g}")]
+    return [*named, ("last", "1")] if head.last else named
+
+
+def parse_header(found: Iterable[tuple[str, str]]) -> AudioHeader:
+    """Raises ``RemoteProtocolError``."""
+    named = dict(found)
+    try:
+        return AudioHeader(int(named["reply"]), int(named["seq"]), float(named["ts"]), named.get("last") == "1")
+    except (KeyError, ValueError) as error:
+        raise RemoteProtocolError("malformed_audio", f"audio without its properties: {error}") from None

@@ -9,7 +9,7 @@ from msgspec import Struct
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.telephony import base, parsing
+from realtime.protocol.telephony import base
 
 FORMATS = {
     "ulaw": model.TelephonyFormat("mulaw"),
@@ -50,16 +50,16 @@ class AsteriskDialect(base.TelephonyDialect):
             case "MEDIA_START":
                 return [self._begin(told)]
             case "DTMF_END":
-                return [model.DtmfReceived(parsing.digit(told.digit))]
+                return [model.DtmfReceived(base.digit(told.digit))]
             case "MEDIA_MARK_PROCESSED":
-                return [model.MarkPlayed(parsing.mark_name(told.correlation_id))]
+                return [model.MarkPlayed(base.mark_name(told.correlation_id))]
             case "MEDIA_XOFF" | "MEDIA_XON":
                 return [model.FlowControl(told.event == "MEDIA_XOFF")]
         return []
 
     def _begin(self, told: AsteriskMessage) -> model.StreamStarted:
         line = FORMATS.get(told.format) or model.TelephonyFormat(told.format, 0)
-        variables = parsing.parameters((told.channel_variables or {}) | {"channel": told.channel})
+        variables = base.parameters((told.channel_variables or {}) | {"channel": told.channel})
         return self.start(told.channel_id or told.connection_id, line, variables)
 
     def send_audio(self, data: bytes) -> bytes:

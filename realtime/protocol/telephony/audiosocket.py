@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.telephony import base, parsing
+from realtime.protocol.telephony import base
 
 HEADER = struct.Struct(">BH")
 HANG_UP, UUID, DTMF, ERROR = 0x00, 0x01, 0x03, 0xFF
@@ -43,7 +43,7 @@ class AudioSocketDialect(base.TelephonyDialect):
             case 0x00:
                 return [model.StreamEnded()]
             case 0x03:
-                return [model.DtmfReceived(parsing.digit(payload.decode("ascii", "replace")))] if self.format else []
+                return [model.DtmfReceived(base.digit(payload.decode("ascii", "replace")))] if self.format else []
             case 0xFF:
                 return [model.StreamEnded("asterisk_error")]
         return self._read_audio(kind, payload) if kind in RATES or kind in UNSUPPORTED_RATES else []

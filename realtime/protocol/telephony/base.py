@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
@@ -14,6 +17,9 @@ MAX_NAME_CHARS = 256
 MAX_PARAMETERS = 64
 # In one message; providers send 20 ms.
 MAX_AUDIO_S = 2
+T = TypeVar("T")
+DIGIT = re.compile(r"[0-9A-D*#]")
+MAX_PARAMETER_CHARS = 1_024
 
 
 class TelephonyDialect(ABC):
@@ -87,3 +93,43 @@ class TelephonyDialect(ABC):
         if self.format is None:
             raise RemoteProtocolError("invalid_event", f"{what} came before the start of the call", what)
         return self.format
+
+
+def required(part: T | None, name: str) -> T:
+    """Raises ``RemoteProtocolError``."""
+    if part is None:
+        raise RemoteProtocolError("invalid_event", f"Object missing required field `{name}`", name)
+    return part
+
+
+def payload(text: str) -> bytes:
+    """Raises ``RemoteProtocolError``."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise RemoteProtocolError("invalid_event", "payload is not base64", "payload") from None
+
+
+def digit(text: str) -> str:
+    """Raises ``RemoteProtocolError``."""
+    pressed = text.strip().upper()
+    if DIGIT.fullmatch(pressed) is None:
+        raise RemoteProtocolError("invalid_event", f"no key of a telephone: {text[:8]!r}", "digit")
+    return pressed
+
+
+def mark_name(text: str) -> str:
+    """Raises ``RemoteProtocolError``."""
+    if len(text) > MAX_NAME_CHARS:
+        found = f"a mark has at most {MAX_NAME_CHARS} characters, this one {len(text)}"
+        raise RemoteProtocolError("invalid_event", found, "name")
+    return text
+
+
+def parameters(given: Mapping[str, object] | None) -> dict[str, str]:
+    """As texts, the long ones cut."""
+    return {name[:MAX_NAME_CHARS]: str(value)[:MAX_PARAMETER_CHARS] for name, value in (given or {}).items()}
+
+
+def encode_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
-from realtime.protocol.telephony import base, parsing
+from realtime.protocol.telephony import base
 
 PAYLOAD = '"payload":'
 INBOUND = "inbound"
@@ -55,13 +55,13 @@ class JsonStreamDialect(base.TelephonyDialect):
             case "start":
                 return [self.begin(told)]
             case "media":
-                media = parsing.required(told.media, "media")
-                audio = self.caller_audio(parsing.payload(media.payload), media.chunk)
+                media = base.required(told.media, "media")
+                audio = self.caller_audio(base.payload(media.payload), media.chunk)
                 return [audio] if media.track == INBOUND else []
             case "dtmf":
-                return [model.DtmfReceived(parsing.digit(parsing.required(told.dtmf, "dtmf").digit))]
+                return [model.DtmfReceived(base.digit(base.required(told.dtmf, "dtmf").digit))]
             case "mark":
-                return [model.MarkPlayed(parsing.mark_name(parsing.required(told.mark, "mark").name))]
+                return [model.MarkPlayed(base.mark_name(base.required(told.mark, "mark").name))]
             case "stop":
                 return [model.StreamEnded()]
         return self.receive_more(told)
@@ -83,4 +83,4 @@ class JsonStreamDialect(base.TelephonyDialect):
             self.require_start("audio")
             before, _, behind = dump(**self.media()).rpartition(PAYLOAD + '""')
             self._audio = (before + PAYLOAD + '"', '"' + behind)
-        return parsing.encode_base64(data).join(self._audio)
+        return base.encode_base64(data).join(self._audio)

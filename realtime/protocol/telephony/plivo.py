@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump
-from realtime.protocol.telephony import parsing
+from realtime.protocol.telephony import base
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 from realtime.protocol.telephony.twilio import TwilioMediaFormat
 
@@ -43,17 +43,17 @@ class PlivoDialect(JsonStreamDialect):
     _stream_id = ""
 
     def begin(self, told: PlivoMessage) -> model.StreamStarted:
-        start = parsing.required(told.start, "start")
+        start = base.required(told.start, "start")
         audio = start.media_format
-        stream_id = parsing.mark_name(start.stream_id or told.stream_id)
+        stream_id = base.mark_name(start.stream_id or told.stream_id)
         line = model.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
         headers = {"extra_headers": told.extra_headers} if told.extra_headers else {}
-        started = self.start(start.call_id or stream_id, line, parsing.parameters(headers))
+        started = self.start(start.call_id or stream_id, line, base.parameters(headers))
         self._stream_id = stream_id
         return started
 
     def receive_more(self, told: PlivoMessage) -> Sequence[model.TelephonyEvent]:
-        return [model.MarkPlayed(parsing.mark_name(told.name))] if told.event == "playedStream" else []
+        return [model.MarkPlayed(base.mark_name(told.name))] if told.event == "playedStream" else []
 
     def media(self) -> dict[str, Any]:
         line = self.require_start("audio")

@@ -10,7 +10,7 @@ from msgspec import Struct
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump
-from realtime.protocol.telephony import parsing
+from realtime.protocol.telephony import base
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 
 ENCODINGS = {"PCMU": "mulaw", "PCMA": "alaw"}
@@ -45,10 +45,10 @@ class TelnyxDialect(JsonStreamDialect):
     messages = TelnyxMessage
 
     def begin(self, told: TelnyxMessage) -> model.StreamStarted:
-        start = parsing.required(told.start, "start")
+        start = base.required(told.start, "start")
         audio = start.media_format
         line = model.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
-        return self.start(start.call_control_id or told.stream_id, line, parsing.parameters(start.custom_parameters))
+        return self.start(start.call_control_id or told.stream_id, line, base.parameters(start.custom_parameters))
 
     def receive_more(self, told: TelnyxMessage) -> Sequence[model.TelephonyEvent]:
         if told.event == "error":

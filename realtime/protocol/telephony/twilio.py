@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump
-from realtime.protocol.telephony import parsing
+from realtime.protocol.telephony import base
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 
 ENCODINGS = {"audio/x-mulaw": "mulaw"}
@@ -48,11 +48,11 @@ class TwilioDialect(JsonStreamDialect):
     _stream_sid = ""
 
     def begin(self, told: TwilioMessage) -> model.StreamStarted:
-        start = parsing.required(told.start, "start")
+        start = base.required(told.start, "start")
         audio = start.media_format
-        stream_sid = parsing.mark_name(start.stream_sid or told.stream_sid)
+        stream_sid = base.mark_name(start.stream_sid or told.stream_sid)
         line = model.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
-        started = self.start(start.call_sid or stream_sid, line, parsing.parameters(start.custom_parameters))
+        started = self.start(start.call_sid or stream_sid, line, base.parameters(start.custom_parameters))
         self._stream_sid = stream_sid
         return started
 

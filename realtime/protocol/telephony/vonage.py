@@ -11,7 +11,7 @@ from msgspec import Struct
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.telephony import base, parsing
+from realtime.protocol.telephony import base
 from realtime.protocol.telephony.json_stream import DtmfMessage
 
 CONTENT_TYPE = re.compile(r"audio/l16;\s*rate=(\d{1,6})", re.IGNORECASE)
@@ -47,9 +47,9 @@ class VonageDialect(base.TelephonyDialect):
             case "websocket:connected":
                 return [self._begin(told, parse_json(message, dict[str, object]))]
             case "websocket:dtmf":
-                return [model.DtmfReceived(parsing.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
+                return [model.DtmfReceived(base.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
             case "websocket:notify" if told.payload is not None and told.payload.mark:
-                return [model.MarkPlayed(parsing.mark_name(told.payload.mark))]
+                return [model.MarkPlayed(base.mark_name(told.payload.mark))]
         return []
 
     def _begin(self, told: VonageMessage, content: dict[str, object]) -> model.StreamStarted:
@@ -57,7 +57,7 @@ class VonageDialect(base.TelephonyDialect):
         if found is None:
             asked = f"content-type must be audio/l16;rate=N, is {told.content_type[:40]!r}"
             raise RemoteProtocolError("unsupported_format", asked, "content-type")
-        headers = parsing.parameters({name: value for name, value in content.items() if name not in RESERVED_FIELDS})
+        headers = base.parameters({name: value for name, value in content.items() if name not in RESERVED_FIELDS})
         call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
         return self.start(call_id, model.TelephonyFormat("pcm_s16le", int(found[1])), headers)
 

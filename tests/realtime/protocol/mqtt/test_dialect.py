@@ -14,8 +14,8 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.mqtt import messages
-from realtime.protocol.mqtt.audio import AudioHeader, MqttAudioMessage, pack, parse_header, properties, unpack
 from realtime.protocol.mqtt.dialect import MqttSessionDialect
+from realtime.protocol.mqtt.messages import AudioHeader, MqttAudioMessage, pack, parse_header, properties, unpack
 from realtime.protocol.mqtt.topics import Topics
 from tests.realtime.dialects.chaotic_client import ChaoticClient
 from tests.realtime.dialects.test_fuzz import Shell
