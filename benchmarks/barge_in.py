@@ -36,7 +36,7 @@ NUM_SENTENCES = 40
 SPEECH_DB = -20.0
 SETTINGS = [(0.5, 32), (0.55, 32), (0.6, 32), (0.7, 32), (0.55, 48), (0.55, 64)]
 ECHO_LOSS_DB = (15.0, 20.0, 25.0, 35.0, 45.0)
-# The loudest 20 ms of our own voice, while the caller begins to speak.
+# The loudest 20 ms of playout while the caller begins to speak.
 OWN_DB = (-40.0, -20.0, -10.0)
 NOISE_DB = (-60.0, -40.0, -30.0, -25.0, -20.0)
 ENDING_NOISE_DB = (-18.0, -16.0, -14.0, -12.0)
@@ -101,7 +101,7 @@ def delays_ms(
     own_db: float = -120.0,
     then_db: float | None = None,
 ) -> list[float]:
-    """Of those that are noticed within a second. ``then_db`` is the noise from the beginning of the voice on."""
+    """Delays of voices detected within a second. ``then_db`` is the noise level once the voice begins."""
     found = []
     for pcm in spoken:
         start = 2 * RATE + int(rng.integers(PACKET))
@@ -117,7 +117,7 @@ def delays_ms(
 
 
 def echo_onsets(spoken: list[Pcm], settings: BargeInSettings, loss_db: float, delay_ms: int, guarded: bool) -> float:
-    """A minute of our own speech."""
+    """Count onsets in a minute of playout that returns as an echo."""
     own = np.concatenate(spoken)
     delay = delay_ms * RATE // 1000
     echo = np.concatenate([np.zeros(delay, np.float32), own * np.float32(10 ** (-loss_db / 20))])[: own.size]

@@ -37,7 +37,7 @@ from benchmarks.cpu_steal import AT_WORK, percent_of_a_core
 from benchmarks.gateway_cpu import cores
 
 FRAME_S = 0.02
-# A round: we speak, the caller speaks, nobody speaks.
+# Seconds of a round: playout, caller's speech, silence.
 REPLY_S, SENTENCE_S, PAUSE_S = 5.0, 1.0, 0.5
 ROUND_S = REPLY_S + SENTENCE_S + PAUSE_S
 # Packets of all lines do not leave at once.
@@ -63,7 +63,7 @@ class CallLine:
         return [late for start_s, end_s in self._replies() for late in lateness(self._between(start_s, end_s))]
 
     def spoken_over_ms(self) -> list[float]:
-        """From the caller's first sound to our last packet, of all that were noticed in time."""
+        """Milliseconds from the caller's first sound to the last packet, of all barge-ins detected in time."""
         found = []
         for voice_s in self.voices_s:
             clear_s = next((clear_s for clear_s in self.clears_s if voice_s < clear_s < voice_s + SENTENCE_S), None)
@@ -80,7 +80,7 @@ class CallLine:
 
 
 def lateness(arrivals_s: list[float]) -> list[float]:
-    """Of the packets of a reply, without the burst."""
+    """Lateness of the packets of a reply, without the first burst."""
     places = [arrival - number * FRAME_S for number, arrival in enumerate(arrivals_s)][LEAD_PACKETS:]
     return [1000 * (place - min(places)) for place in places]
 
@@ -96,7 +96,7 @@ def media(packet: bytes, number: int) -> str:
 
 
 async def call(url: str, line: CallLine, number: int, sound: Iterator[tuple[bytes, bool]]) -> None:
-    """Sends what the caller says; with each packet, whether a sentence begins in it."""
+    """Send the caller's audio; each packet has a flag for the start of a sentence."""
     async with connect(f"{url}/v1/calls/telnyx", compression=None, proxy=None) as socket:
         await socket.send(started(line.name))
         hearing = asyncio.create_task(hear(socket, line))
@@ -120,7 +120,7 @@ async def hear(socket: ClientConnection, line: CallLine) -> None:
 
 
 def rounds(num: int, number: int, voices: list[list[bytes]]) -> Iterator[tuple[bytes, bool]]:
-    """What the caller of a line says: noise, and once in a round a sentence. Lines do not speak at once."""
+    """Generate the caller's audio: noise, and one sentence per round, at another time for each call."""
     hum = humming(number)
     reply_s = REPLY_S + 1.0 + 0.37 * number
     for one in range(num):
@@ -132,7 +132,7 @@ def rounds(num: int, number: int, voices: list[list[bytes]]) -> Iterator[tuple[b
 
 
 async def speak(url: str) -> None:
-    """The agent: long replies on the lines that are spoken on, and on the others one whose text never comes."""
+    """Run the agent: long replies on the active calls, a reply without text on the others."""
     async with connect(f"{url}/v1/calls", compression=None, proxy=None) as agent:
         async for message in agent:
             event = json.loads(message)
@@ -185,7 +185,7 @@ def frame(text: str) -> bytes:
 
 
 def humming(number: int) -> Iterator[tuple[bytes, bool]]:
-    """What a line is full of, without end; no two lines begin alike."""
+    """Endless noise of a call, with another start for each call."""
     hum = noise()
     return ((hum[at % len(hum)], False) for at in itertools.count(13 * number))
 
@@ -216,7 +216,7 @@ def url_of(server: subprocess.Popen[bytes]) -> str:
 
 
 def cpu_s(server: psutil.Process) -> dict[str, float]:
-    """What the server and its engine have used so far."""
+    """CPU seconds that the server and its engine have used."""
     names = {"server": [server], "engine": server.children(recursive=True)}
     return {name: sum(sum(one.cpu_times()[:2]) for one in group) for name, group in names.items()}
 

@@ -23,7 +23,7 @@ SOURCE_FRAME_SAMPLES = FRAME_SAMPLES * 2 // 3
 
 @dataclass(frozen=True)
 class CodecCopies:
-    """Speaks as the teacher does, through the codec of a checkpoint folder (None: the embedded voice)."""
+    """The teacher's speech, encoded and decoded by a checkpoint's codec (None: the embedded voice)."""
 
     model: Path | None
     encoder: Path

@@ -32,7 +32,7 @@ MB = 1e6
 
 @dataclass(frozen=True)
 class Load:
-    """What one round sends."""
+    """Size of one round."""
 
     num_connections: int = 20
     num_items: int = 8

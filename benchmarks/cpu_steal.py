@@ -15,7 +15,7 @@ from multiprocessing import get_context
 
 from benchmarks.gateway_cpu import cores
 
-# Shorter than anything that is measured, so that what is measured is slower, and does not stand still.
+# Shorter than any measured time, so that the server is slower but never stops.
 ROUND_S = 0.0004
 PRIORITY = 1
 LOOK_S = 0.5

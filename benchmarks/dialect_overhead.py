@@ -158,7 +158,7 @@ class HttpTurns:
         self._body = body
 
     async def first_audio_ms(self) -> float:
-        """Of JSON bodies, to the first line of it."""
+        """Milliseconds to the first audio; of JSON bodies to the first line with audio."""
         start_s, first_s = time.perf_counter(), None
         async with self._client.stream("POST", self._path, json=self._body) as answer:
             answer.raise_for_status()

@@ -84,14 +84,14 @@ def measure(engine: Engine, num_frames: int) -> dict[str, float]:
 
 
 def best_of(engine: Engine, num_frames: int, rounds: int) -> dict[str, float]:
-    """The quietest round: a busy neighbour only ever adds."""
+    """Return the fastest round, because other programs can only add time."""
     return min((measure(engine, num_frames) for _ in range(rounds)), key=lambda r: r["cpu_ms"])
 
 
 def python_share(engine: Engine, num_frames: int) -> float:
     """Share of a step that is not inside any torch operator, by the profiler.
 
-    It counts the profiler's own cost and numpy's sines in; native sampling tells less (docs/experiments/cpu-engine.md).
+    Includes the profiler's own cost and numpy's sines; native sampling reports less (docs/experiments/cpu-engine.md).
     """
     engine.times.reset()
     with profile(activities=[ProfilerActivity.CPU]) as seen:

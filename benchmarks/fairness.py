@@ -32,7 +32,7 @@ from realtime.protocol import events as ev
 
 TREE = Path(__file__).parents[1]
 PACKET_S = 0.02
-# Playback starts so long after the first packet.
+# Seconds from the first packet to the start of playback.
 PREBUFFER_S = 0.06
 REPLIES_PER_SOCKET = 8
 # Between the end of a reply and the next one of the same listener.
@@ -164,7 +164,7 @@ async def play(client: PacketCountingClient, end_s: float, found: Findings) -> N
 
 
 async def burst(work: Work, number: int, num_replies: int, found: Findings) -> None:
-    """One socket with so many replies active."""
+    """Run one socket with ``count`` active replies."""
     texts, end_s = texts_of(1_000 + number), time.monotonic() + work.seconds
     while time.monotonic() < end_s:
         try:

@@ -67,7 +67,7 @@ class Server:
     url: str
 
     def cpu_s(self) -> Counter[str]:
-        """Of each kind of process."""
+        """CPU seconds of each kind of process."""
         spent: Counter[str] = Counter()
         for process in (self.process, *self.process.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -54,10 +54,10 @@ from engine.process import freeze_gc
 from engine.runtime.engine import Engine
 
 FRAME_S = 0.08
-# Tokens without an end: the most a request may ask for.
+# Maximum frames of a request, because its text has no end.
 NO_END = 1_000
 EPOCHS = itertools.count()
-# Burst requests begin so long before the listeners come.
+# Seconds by which burst requests precede the listeners.
 BURST_AHEAD_S = 2.0
 BURST_SAMPLES: Counter[str] = Counter()
 WORDS = "the quick brown fox jumps over the lazy dog and then it does the same thing all over again ".split()
@@ -88,7 +88,7 @@ def summary_ms(values_s: list[float]) -> dict[str, float]:
 
 
 def fill(engine: Engine, rows: int, text: str, frames: int) -> None:
-    """Until ``rows`` speak."""
+    """Step until ``rows`` rows are running."""
     for epoch in itertools.islice(EPOCHS, rows - len(engine.requests)):
         sampling = SamplingParams(seed=epoch, min_new_tokens=NO_END)
         spec = SpeechRequest(request_id=str(epoch), text=text, text_closed=True, sampling=sampling, max_frames=frames)
@@ -135,7 +135,7 @@ def run_steps(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def settings_of(args: argparse.Namespace, rows: int) -> dict[str, Any]:
-    """The engine's, for so many streams."""
+    """Engine settings for a number of streams."""
     num_slots = rows * 4 // 3 if args.part == "steps" else rows  # burst requests hold three quarters of the slots
     sizes = dict(graphs=True, max_batch_size=min(rows, args.max_batch or rows), max_running_requests=num_slots)
     return SETTINGS | sizes | dict(args.set, lazy_graph_capture=args.fast_start)
@@ -146,12 +146,12 @@ def setting(text: str) -> tuple[str, Any]:
     return name, json.loads(value)
 
 
-# -- listeners at the engine's door ------------------------------------------------------------------------------
+# -- listeners at the engine API ---------------------------------------------------------------------------------
 
 
 @dataclass
 class SimulatedListener:
-    """One stream as its listener has it: what arrived when, and whether playback ever ran dry."""
+    """One stream at its listener: arrival times, and underruns of the playback."""
 
     asked_s: float = 0.0
     first_s: float | None = None
@@ -224,8 +224,10 @@ def report(listeners: list[SimulatedListener], took_s: float) -> dict[str, Any]:
 
 
 async def run_concurrency(args: argparse.Namespace, engine: SpeechEngine, size: int) -> dict[str, Any]:
-    """``size`` listeners that come within ``--ramp`` seconds and hear ``--seconds`` of speech each, beside ``--burst``
-    requests without a deadline."""
+    """Run ``size`` listeners with ``--seconds`` of speech each, beside ``--burst`` burst requests.
+
+    The listeners arrive within ``--ramp`` seconds.
+    """
     listeners, tasks = [SimulatedListener() for _ in range(size)], []
     bulk = [asyncio.create_task(keep_bursting(args, engine, number)) for number in range(args.burst)]
     await asyncio.sleep(BURST_AHEAD_S if bulk else 0.0)
@@ -331,7 +333,7 @@ async def run_engine_only(args: argparse.Namespace, folder: Path) -> dict[str, A
 
 
 def run_alone(shape: str) -> Any:
-    """This command for one shape, in a process of its own; what its last line says."""
+    """Run this command for one shape in a process, and return the JSON of its last line."""
     command = [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:], "--shape", shape]
     line = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:

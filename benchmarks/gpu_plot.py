@@ -10,7 +10,7 @@ COLOURS = {"p50": "#7aa6d8", "p95": "#1f5fa8", "continuity": "#c05020"}
 
 
 class Axes(NamedTuple):
-    """Where a load, and a share of the height, lie on the page."""
+    """Map a load and a share of the height to coordinates."""
 
     most: float
 
@@ -36,7 +36,7 @@ def ticks(place: Callable[[float], tuple[float, float]], most: float, unit: str,
 
 
 def plot(found: Sequence[dict[str, Any]], load: str, title: str) -> str:
-    """``found`` as ``gpu.report`` gives them, ``load`` the key that tells how much was asked for."""
+    """Plot the results ``found`` of ``gpu.report``; ``load`` is the key of the load."""
     rows = sorted(found, key=lambda row: row[load])
     loads = [float(row[load]) for row in rows]
     most_ms = 1.1 * max(row["ttfa_ms"]["p95"] for row in rows)

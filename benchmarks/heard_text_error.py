@@ -71,7 +71,7 @@ class SynthesizedUtterance:
 
 
 def error_words(told: ResponseTimeline, spoken: SynthesizedUtterance, played_samples: int) -> int:
-    """Words told less words heard."""
+    """Number of reported words less played words."""
     num_told = len(told.heard_text(played_samples).text.split())
     return num_told - sum(end <= played_samples for end in spoken.ends)
 

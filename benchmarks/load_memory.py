@@ -56,7 +56,7 @@ SHAPES = {
 
 
 def weight_bytes(folder: Path, dtype: torch.dtype, with_encoders: bool) -> int:
-    """Of what the engine needs: the encoders run in fp32, all else in ``dtype``."""
+    """Bytes of the weights that the engine needs: encoders in fp32, all others in ``dtype``."""
     total = 0
     for part in parts(read_config(folder)):
         if part.name in LISTENING and not with_encoders:
@@ -67,13 +67,13 @@ def weight_bytes(folder: Path, dtype: torch.dtype, with_encoders: bool) -> int:
 
 
 def status_bytes(field: str) -> int:
-    """Of this process, as Linux tells it."""
+    """Memory of this process, from Linux's /proc."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field + ":"))
     return int(line.split()[1]) * 1024
 
 
 def own_bytes(device: torch.device) -> int:
-    """What is ours alone: pages of files, which the system takes back as it likes, are left out."""
+    """Memory without mapped files, whose pages the system can drop."""
     gc.collect()
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
@@ -133,12 +133,12 @@ def main() -> None:
 
 
 def load_code(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-    """What is imported and set up at the first loading is no part of a checkpoint."""
+    """Import and set up code first, so that it does not count as part of a checkpoint."""
     load_family(checkpoints.write_checkpoint(folder, task="base"), EngineConfig(), device, dtype)
 
 
 def write_shape(folder: Path, shape: dict[str, Any], task: str) -> Path:
-    """In a process of its own, so that the memory of the writing is not counted."""
+    """Write a checkpoint in a separate process, whose memory is not counted."""
     import multiprocessing
 
     child = multiprocessing.get_context("spawn").Process(

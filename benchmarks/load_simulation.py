@@ -39,7 +39,7 @@ from engine.runtime.step_model import StepTimeTable
 SAMPLE_RATE = 24_000
 POINTS = (0, 1, 8, 64, 256, 512, 1024, 1536)
 FRAME_MS = (0, 3.87, 4.58, 5.16, 7.89, 12.3, 21.4, 30.8)
-# Of so many rows (docs/experiments/gpu-capacity.md).
+# By number of rows (docs/experiments/gpu-capacity.md).
 DECODE_MS = (0, 0.56, 0.71, 1.72, 5.09, 9.7, 18.4, 27.4)
 
 
@@ -59,7 +59,7 @@ class SimulatedWork:
 
 
 class SimulatedDevice:
-    """Two queues; of decode calls the first goes before any frame, once its own frames are made."""
+    """A device with two queues: the first decode call precedes any frame, once its own frames exist."""
 
     def __init__(self, host_scale: float, slower: float) -> None:
         self.now_s, self.host_scale, self.slower = 0.0, host_scale, slower
@@ -181,7 +181,7 @@ class LoadSimulation:
                 return report(self.listeners, self.device.clock() - self.start_s)
 
     def sleep(self) -> bool:
-        """Until somebody comes or a row may run again; False when there is nothing to wait for."""
+        """Advance to the next arrival or runnable row; False if there is none."""
         comes = [one.asked_s for one in self.listeners[self.num_come : self.num_come + 1]]
         wakes = [wake_s for wake_s in [self.engine.next_wake_s()] if wake_s is not None]
         if not comes + wakes:

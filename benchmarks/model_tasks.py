@@ -72,7 +72,7 @@ class Row:
 
 
 def text_of(language: str, length: str) -> str:
-    """Words of a language, so many characters."""
+    """A text of a language with a number of characters."""
     wanted, sentence = LENGTHS[length], LANGUAGES[language]
     return (sentence * (wanted // len(sentence) + 1))[:wanted].strip()
 
@@ -127,7 +127,7 @@ def summary(task: str, language: str, length: str, found: list[TaskResult], seco
 
 
 async def likeness(engine: SpeechEngine, voice: object, spoken: TaskResult) -> float | None:
-    """None where no recording was cloned, no encoder is loaded, or too little was said to hear who said it."""
+    """Similarity; None without a cloned recording or a loaded encoder, or with too little speech."""
     is_long_enough = engine.info.min_sample_s <= spoken.audio_s <= engine.info.max_sample_s
     if not isinstance(voice, ClonedVoice) or not engine.info.can_encode or not is_long_enough:
         return None
@@ -159,7 +159,7 @@ async def recording(args: argparse.Namespace) -> ReferenceAudio:
 
 
 async def fields_of(engine: SpeechEngine, task: str, sample: ReferenceAudio) -> dict[str, Any]:
-    """What makes a request one of this task."""
+    """Fields of a request of this task."""
     if task == "VoiceDesign":
         return {"instruct": DESIGN}
     if task == "CustomVoice":

@@ -59,7 +59,7 @@ def server(fake: bool) -> Iterator[str]:
 
 
 async def first_audio_ms(url: str) -> float:
-    """Of the native client, with a session that is open already."""
+    """Milliseconds to the first audio of the native client, with an open session."""
     async with await open_session(url) as client:
         asked_s = time.perf_counter()
         await client.send(ev.ResponseCreate(text=SHORT, end=True, settings=ev.NativeSpeechSettings(word_times=True)))
@@ -107,13 +107,13 @@ def side_by_side(page: Page, url: str, rounds: int) -> dict[str, Any]:
 
 
 def run_apart(coroutine: Any) -> float:
-    """In a thread: Playwright keeps an event loop in this one."""
+    """Run in a separate thread, because Playwright has an event loop in this one."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return float(pool.submit(asyncio.run, coroutine).result())
 
 
 def at_length(page: Page, replies: int, minutes: float) -> dict[str, Any]:
-    """Keep so many replies sounding; gaps by cause, and frames that the device left out."""
+    """Play a number of replies; count underruns by cause, and frames skipped by the device."""
     until(page, "voicewire.state === 'open'", 30)
     page.evaluate(
         """([text, replies]) => {

@@ -79,7 +79,7 @@ class Row:
     heard_at_s: float = math.inf
 
     def left_s(self, now_s: float) -> float:
-        """What the listener has still to hear."""
+        """Seconds of audio that are not played yet."""
         played_s = self.heard_samples / SAMPLE_RATE + max(now_s - self.heard_at_s, 0.0)
         return max(self.num_told * FRAME_S - max(played_s, 0.0), 0.0)
 
@@ -92,7 +92,7 @@ class Row:
         return self.closed and self.num_frames >= self.last_frame
 
     def step(self, now_s: float) -> int:
-        """One frame more, if it may; how many are to be told now."""
+        """Generate one more frame if allowed; return the number of frames to send now."""
         left_s = self.left_s(now_s)
         waiting = self.num_frames - self.num_told
         if self.num_frames < self.last_frame and left_s + waiting * FRAME_S < self.lead_s + FRAME_S:

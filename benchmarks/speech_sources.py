@@ -17,7 +17,7 @@ from training.flite import SAMPLE_RATE_HZ, synthesize
 
 # The flite voice that each voice learned from.
 TEACHERS = {"clara": "slt", "edwin": "rms"}
-# Sentence ``n`` is spoken with seed SEED + n.
+# Sentence ``n`` uses seed SEED + n.
 SEED = 20_000
 
 Pcm = npt.NDArray[Any]
@@ -55,7 +55,7 @@ class TeacherSource:
     rate_hz = SAMPLE_RATE_HZ
 
     def numbers(self, setting: Setting) -> None:
-        """It speaks any sentence."""
+        """All indices: it synthesizes any sentence."""
 
     def __call__(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]:
         return [synthesize(task.text, TEACHERS[setting.voice]).pcm for task in tasks]
@@ -114,7 +114,7 @@ class EngineSource:
         ]
 
     def numbers(self, setting: Setting) -> None:
-        """It speaks any sentence."""
+        """All indices: it synthesizes any sentence."""
 
     def __call__(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]:
         return asyncio.run(self._speak_all(tasks, setting))

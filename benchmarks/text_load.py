@@ -101,7 +101,7 @@ def run_server(pipe: Connection, normalize: bool, aligner: str) -> None:
 
 
 class _FirstVoiceSteady:
-    """The engine: the listener's voice speaks at length, the other's segments end at once."""
+    """An engine whose first voice generates long segments, for the listener, and whose others end immediately."""
 
     def __init__(self, engine: FakeSpeechEngine) -> None:
         self._engine = engine
@@ -217,7 +217,7 @@ async def read_forever(client: NativeClient) -> None:
 
 
 async def listen(client: NativeClient) -> list[float]:
-    """How much later than the most punctual message each message comes, by its place in the audio."""
+    """Lateness of each message relative to the earliest, by its position in the audio."""
     wire_format = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=SAMPLE_RATE)
     settings = ev.NativeSpeechSettings(voice="ben", lead_ms=LISTENER_LEAD_MS, format=wire_format)
     create = ev.ResponseCreate(response_id="listener", settings=settings, text=LISTENER_TEXT, end=True)

@@ -27,7 +27,7 @@ MIN_MOS = {"overall": 2.9, "P.808": 3.4}
 
 @dataclass(frozen=True)
 class Recognizers:
-    """Who listens, beside the recogniser with its bigram models."""
+    """Recognizers in addition to that with bigram models."""
 
     stock: bool = True
     listener: Path | None = None
@@ -51,7 +51,7 @@ class SentenceMetrics:
 
 
 def measure(text: str, signal: Signal, taught: Signal, ears: Recognizers, *, is_copy: bool) -> SentenceMetrics:
-    """Of 16 kHz ``signal``, beside the teacher's; recognisers are kept for the life of the process."""
+    """Measure a 16 kHz ``signal`` against the teacher's; recognizers are cached in the process."""
     return SentenceMetrics(
         bigram=hear_one(text, signal, _sentences()),
         stock=hear_one(text, signal, None) if ears.stock else None,
@@ -186,7 +186,7 @@ class Gate:
 
 
 def gates_of(row: Row, teacher: Row) -> list[Gate]:
-    """What the voice must hold, beside the teacher's row of the same voice."""
+    """Gates of a row, given the teacher's row of the same voice."""
     more_bigram = round(row.words_wrong_bigram - teacher.words_wrong_bigram, 2)
     if row.speaker == "codec":
         return [
@@ -209,7 +209,7 @@ def gates_of(row: Row, teacher: Row) -> list[Gate]:
 
 
 def _mos_gates(row: Row, teacher: Row, limit: float, min_scores: dict[str, float] | None = None) -> list[Gate]:
-    """None where DNSMOS was not asked for."""
+    """Gates of DNSMOS; none if it was not measured."""
     gates = []
     for name, score, taught in (
         ("overall", row.mos_overall, teacher.mos_overall),
@@ -224,7 +224,7 @@ def _mos_gates(row: Row, teacher: Row, limit: float, min_scores: dict[str, float
 
 
 def _stock_gate(row: Row, teacher: Row, limit: float) -> list[Gate]:
-    """None where the stock model did not listen."""
+    """Gate of the stock model; none if it was not used."""
     if row.words_wrong_stock is None or teacher.words_wrong_stock is None:
         return []
     more = round(row.words_wrong_stock - teacher.words_wrong_stock, 2)

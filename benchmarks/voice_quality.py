@@ -61,7 +61,7 @@ def table_line(row: Row) -> str:
 
 
 class Table:
-    """Speaks and measures in ``jobs`` processes, and prints the rows in order."""
+    """Synthesize and measure in ``jobs`` processes, and print the rows in order."""
 
     def __init__(self, tasks: Sequence[Task], ears: Recognizers, jobs: int) -> None:
         self._tasks, self._ears = tasks, ears
@@ -110,7 +110,7 @@ class Table:
 
 
 def speak(who: SpeechSource, tasks: Sequence[Task], setting: Setting) -> tuple[list[Task], list[Signal]]:
-    """Those of ``tasks`` that ``who`` has, at 16 kHz."""
+    """Synthesize those of ``tasks`` that ``who`` has, at 16 kHz."""
     numbers = who.numbers(setting)
     chosen = [task for task in tasks if numbers is None or task.number in numbers]
     return chosen, [to_16k(pcm, who.rate_hz) for pcm in who(chosen, setting)]

@@ -31,7 +31,7 @@ from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, Word, spoken_words, synt
 from training.held_out import read_sentences
 
 SILENCE = PHONEME_IDS["pau"]
-# A word is written so long before it is spoken.
+# Seconds by which the text of a word precedes its audio.
 TEXT_AHEAD_S = 0.4
 CHUNK_S = 0.08
 
@@ -49,7 +49,7 @@ class TimedUtterance:
 
 
 def written_words(text: str) -> list[tuple[int, int]]:
-    """Where words stand in the text, as flite takes them: a hyphen parts them."""
+    """Positions of words in the text as flite splits them, also at hyphens."""
     return [match.span() for match in re.finditer(r"[A-Za-z][A-Za-z']*", text)]
 
 
@@ -74,9 +74,9 @@ def by_teacher(text: str, voice: str) -> TimedUtterance | None:
 
 
 def found(aligner: Aligner, spoken: TimedUtterance) -> Times:
-    """What the aligner tells of it."""
+    """Words that the aligner reports."""
     text, places = spoken.text, written_words(spoken.text)
-    cuts = [start for start, _ in places[1:]]  # the white space behind a word comes with it: it tells that it is whole
+    cuts = [start for start, _ in places[1:]]  # a word is sent with its white space, which completes it
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     due = [max(start - TEXT_AHEAD_S, 0.0) for start, _ in spoken.times]
     size = round(CHUNK_S * spoken.rate_hz)
