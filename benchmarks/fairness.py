@@ -164,7 +164,7 @@ async def play(client: PacketCountingClient, end_s: float, found: Findings) -> N
 
 
 async def burst(work: Work, number: int, num_replies: int, found: Findings) -> None:
-    """Run one socket with ``count`` active replies."""
+    """Run one socket with ``num_replies`` active replies."""
     texts, end_s = texts_of(1_000 + number), time.monotonic() + work.seconds
     while time.monotonic() < end_s:
         try:
