@@ -10,9 +10,11 @@ from operator import attrgetter
 from engine.runtime.request import Request
 from engine.runtime.step_model import StepModel
 
-BURST_STEP_S = 0.045
-# A step with burst rows takes no longer than this or than this many steps of one row: a paced request that arrives
-# meanwhile waits for its end, and then takes a step or two itself.
+# The part of a step that does not grow with its rows is at most this share of a step with burst rows, within these
+# times: a paced request that arrives meanwhile waits for the end of the step.
+MAX_FIXED_SHARE = 0.15
+MIN_BURST_STEP_S, MAX_BURST_STEP_S = 0.045, 0.060
+# A step with burst rows may take this many steps of one row, however long.
 BURST_STEP_RATIO = 2.0
 # Slack that is enough for one burst row, whatever is predicted.
 MAX_FIRST_S = 0.5
@@ -42,8 +44,8 @@ class StepBudget:
         return num_rows <= self._rows_that_fit
 
     def _find_rows_that_fit(self, num_positions: int) -> int:
-        one_row_s = self._model.max_seconds(1)
-        limit_s = min(self._slack_s, max(BURST_STEP_S, BURST_STEP_RATIO * one_row_s))
+        shared_s = min(self._model.max_seconds(0) / MAX_FIXED_SHARE, MAX_BURST_STEP_S)
+        limit_s = min(self._slack_s, max(shared_s, MIN_BURST_STEP_S, BURST_STEP_RATIO * self._model.max_seconds(1)))
         counts = range(1, self._max_rows + 1)
         return bisect_right(counts, limit_s, key=lambda count: self._model.max_seconds(count, num_positions))
 

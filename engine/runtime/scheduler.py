@@ -125,7 +125,8 @@ class Scheduler:
             # One that cannot run may wait for memory that burst rows hold.
             return 0.0 if self.can_run(request, now_s) and not request.lacks_blocks else MAX_IDLE_SLACK_S
         lead_s = (request.spec.lead_ms or 0) / 1000 + self.chunk_s
-        return request.clock.lead_s(now_s) - min(STEP_MARGIN_S, lead_s / 2)
+        # A step that ends before the row may run delays nothing, however short the lead.
+        return max(request.clock.lead_s(now_s) - min(STEP_MARGIN_S, lead_s / 2), self.wait_s(request, now_s))
 
     def plan(self, request: Request, positions_left: int, may_grow: bool) -> ScheduledWork | None:
         """What to compute of a row; None when it has no text, no block, or more to compute than this step takes.
