@@ -71,7 +71,7 @@ def test_every_close_code_has_a_row(code: CloseCode, meaning: str) -> None:
     assert set(MEANINGS) == set(CloseCode)
 
 
-@pytest.mark.parametrize("line", re.findall(r"^([→←] \{.*\})$", PAGE, re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^([→←] \{(?:.|\n {3})*\})$", PAGE, re.MULTILINE))
 def test_every_event_of_the_example_is_one(line: str) -> None:
     parse = native.parse_client if line[0] == "→" else native.parse_server
     assert parse(line[2:])
