@@ -101,7 +101,9 @@ class EngineProcess(UnixSocket):
         assert process.stdin
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), SHUTDOWN_TIMEOUT_S)
+            # Not ``wait_for``: it drops a cancellation that comes with the end of the process.
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()

@@ -117,7 +117,8 @@ class GatewaySupervisor:
 
     async def _restart(self, column: int) -> Process | None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), RESTART_PAUSE_S)
+            async with asyncio.timeout(RESTART_PAUSE_S):
+                await self._stopping.wait()
         try:
             return None if self._stopping.is_set() else await self._start(column)
         except ChildProcessError as error:

@@ -193,7 +193,8 @@ class CallHttpApi:
     async def _stream(self, agent: AgentSubscription) -> AsyncIterator[str]:
         while True:
             try:
-                event = await asyncio.wait_for(agent.events.get(), KEEPALIVE_INTERVAL_S)
+                async with asyncio.timeout(KEEPALIVE_INTERVAL_S):
+                    event = await agent.events.get()
             except TimeoutError:
                 yield ": still there\n\n"
                 continue

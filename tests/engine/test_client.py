@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -242,3 +243,30 @@ async def test_a_process_that_does_not_come_up_says_why_and_leaves_no_folder_beh
     assert not process.socket.parent.exists()
     assert process.pid is None or not psutil.pid_exists(process.pid)
     await engine.aclose()
+
+
+class EndingProcess:
+    """A child whose end and a cancellation of its waiter come together."""
+
+    returncode = None
+    stdin = StringIO()
+
+    def __init__(self) -> None:
+        self.has_ended = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> None:
+        await self.has_ended
+
+
+@pytest.mark.parametrize("num_iterations", range(4))
+async def test_cancellation_at_the_end_of_the_process_is_kept(tmp_path: Path, num_iterations: int) -> None:
+    process, child = process_of(tmp_path), EndingProcess()
+    process._process = child  # type: ignore[assignment]
+    ending = asyncio.create_task(process.stop())
+    await asyncio.sleep(0.01)
+    child.has_ended.set_result(None)
+    for _ in range(num_iterations):
+        await asyncio.sleep(0)
+    was_cancelled = ending.cancel()
+    await asyncio.wait([ending])
+    assert ending.cancelled() == was_cancelled
