@@ -37,7 +37,7 @@ Work = Callable[[], None]
 
 
 def voiced(num_samples: int, sample_rate: int = SPOKEN_RATE) -> Pcm:
-    """A buzz of wandering pitch under three formants, in syllables, with a little noise: work like speech for Opus."""
+    """Synthesize a signal that costs Opus as much as speech: varying pitch, three formants, syllables, some noise."""
     time_s = np.arange(num_samples) / sample_rate
     phase = 2 * np.pi * np.cumsum(140 + 30 * np.sin(2 * np.pi * 0.7 * time_s)) / sample_rate
     buzz = np.zeros(num_samples)

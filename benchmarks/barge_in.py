@@ -44,7 +44,7 @@ ECHO_DELAYS_MS = (40, 160, 400)
 
 
 def at_level(pcm: Pcm, db: float) -> Pcm:
-    """Its mean power, in dB of full scale."""
+    """Scale to a mean power in dB of full scale."""
     return (pcm * 10 ** ((db - level_db(pcm)) / 20)).astype(np.float32)
 
 
@@ -76,14 +76,14 @@ def packets(pcm: Pcm) -> Iterator[bytes]:
 
 
 def onsets(pcm: Pcm, settings: BargeInSettings, own_db: list[float] | None = None) -> list[int]:
-    """The packets in which speech was noticed."""
+    """Indices of the packets in which speech is detected."""
     ear = BargeInDetector("mulaw", RATE, settings)
     loud = own_db or []
     return [number for number, packet in enumerate(packets(pcm)) if ear.detect(packet, *loud[number : number + 1])]
 
 
 def sentences(num: int) -> Iterator[Pcm]:
-    """Trimmed to where they sound, at the level of speech."""
+    """Sentences trimmed to their speech, at a fixed level."""
     for sentence in read_sentences()[:num]:
         for voice in TEACHERS.values():
             spoken = np.asarray(synthesize(sentence, voice).pcm, np.float32) / 32768
@@ -177,7 +177,7 @@ def main() -> None:
 
 
 def cost_us(pcm: Pcm) -> float:
-    """Median over the packets of a second of speech, a window's work spread over the packets that fill it."""
+    """Median time per packet of a second of speech, with the work of a window spread over its packets."""
     ear, times = BargeInDetector("mulaw", RATE, replace(BargeInSettings(), min_level_db=-120.0)), [time.perf_counter()]
     for packet in packets(pcm[: 8 * RATE]):
         ear.detect(packet)

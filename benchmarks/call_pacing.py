@@ -158,8 +158,10 @@ async def listen(url: str, num_lines: int, num_rounds: int) -> list[CallLine]:
 
 
 async def stay_quiet(url: str, num_lines: int) -> None:
-    """Until the server is gone. Callers share no cores with it, so that these take as little as they can: their frames
-    are packed by ourselves, and one clock is for all."""
+    """Run the quiet calls until the server ends.
+
+    Frames are packed here, with one clock for all calls, so that the callers use as little CPU as possible.
+    """
     lines = [await quiet_line(url, number) for number in range(num_lines)]
     sounds = [humming(number) for number in range(num_lines)]
     due_s = time.perf_counter()

@@ -31,13 +31,13 @@ CHUNK_FRAMES = (1, 2, 4, 8)
 
 @torch.inference_mode()
 def decode_in_chunks(decoder: CodecDecoder, codes: Tensor, chunk_frames: int) -> Tensor:
-    """codes [1, K, T] -> PCM [T * frame_samples], the state carried from chunk to chunk."""
+    """Decode codes [1, K, T] to PCM [T * frame_samples], with state carried from chunk to chunk."""
     state = decoder.new_state(1)
     return torch.cat([decoder(part, state)[0] for part in codes.split(chunk_frames, dim=2)])
 
 
 def measure(decoder: CodecDecoder, spoken: Sequence[Tensor], chunk_frames: int) -> dict[str, float]:
-    """Over all sentences back to back, so that there are seams enough."""
+    """Measure all sentences back to back, to have enough seams."""
     with torch.inference_mode():
         whole = torch.cat([decoder(codes)[0] for codes in spoken])
     pieces = torch.cat([decode_in_chunks(decoder, codes, chunk_frames) for codes in spoken])

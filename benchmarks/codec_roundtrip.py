@@ -34,7 +34,7 @@ class CodecCopies:
         return [Setting(voice) for voice in TEACHERS]
 
     def numbers(self, setting: Setting) -> None:
-        """It copies any sentence."""
+        """All indices: it encodes any sentence."""
 
     def __call__(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]:
         codec = self.codec()
@@ -48,7 +48,7 @@ class CodecCopies:
         return codec.eval()
 
     def codes(self, codec: Codec, tasks: Sequence[Task], setting: Setting) -> Iterator[Tensor]:
-        """[1, K, T] of each sentence, padded with silence to whole frames."""
+        """Codes [1, K, T] of each sentence, padded with silence to whole frames."""
         for pcm in TeacherSource()(tasks, setting):
             audio = torch.from_numpy(pcm.astype(np.float32) / 32_768)[None]
             yield codec.encode(to_24_khz(F.pad(audio, (0, -audio.shape[1] % SOURCE_FRAME_SAMPLES))))

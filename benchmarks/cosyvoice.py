@@ -95,7 +95,7 @@ class Round(NamedTuple):
 
 
 class Bench:
-    """An engine of random weights, and its events with the moment each came."""
+    """An engine with random weights, and its events with their arrival times."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.device, sizes = torch.device(args.device), SHAPES[args.shape]
@@ -128,7 +128,7 @@ class Bench:
             return CosyTokenizer.from_folder(Path(folder) / BACKBONE_FOLDER, sizes.talker.text_vocab_size, True)
 
     def speak(self, num_streams: int, seconds: float) -> Round:
-        """All at once."""
+        """Submit all requests at the same moment."""
         num_tokens = int(seconds / TOKEN_S)
         requests = {epoch: self.request(epoch, num_tokens) for epoch in (next(EPOCHS) for _ in range(num_streams))}
         start = time.perf_counter()
@@ -179,7 +179,7 @@ class Bench:
 
     @torch.inference_mode()
     def split(self, sizes: list[int], num_blocks: int) -> dict[str, dict[int, float]]:
-        """ms of a talker step, of an ODE step of a block each behind ``num_blocks``, and of a block in the vocoder."""
+        """Milliseconds of a talker step, an ODE step after ``num_blocks`` blocks, and a block in the vocoder."""
         found: dict[str, dict[int, float]] = {"talker_ms": {}, "ode_step_ms": {}, "vocoder_ms": {}}
         runner = self.engine.runner
         for size in sizes:

@@ -24,7 +24,7 @@ AT_WORK = "at work"
 
 
 def run_steal(core: int, share: float, parent: int) -> None:
-    """Looks up now and then whether its parent is still there."""
+    """Take CPU time until the parent process ends."""
     os.sched_setaffinity(0, {core})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
     due_s = time.perf_counter()

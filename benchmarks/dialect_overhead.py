@@ -137,7 +137,7 @@ class VendorTurns:
             await self._socket.close()
 
     async def _line(self) -> tuple[ClientConnection, str]:
-        """An open socket, and a name for the turn."""
+        """Open a socket, and name the turn."""
         if self._socket is None or self._client.one_turn:
             await self.aclose()
             offered = self._client.subprotocols or None
@@ -202,7 +202,7 @@ async def lines(url: str) -> AsyncIterator[dict[str, NativeTurns | VendorTurns |
 
 
 def report(first: dict[str, list[float]], silence: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Medians; first audio also as what each wire adds to the native median, and the worst silence."""
+    """Report medians, the difference of each protocol to the native median, and the longest time to silence."""
     native_ms = statistics.median(first[NATIVE])
     return {
         name: {

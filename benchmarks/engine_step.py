@@ -51,7 +51,7 @@ def make_engine(folder: Path, args: argparse.Namespace, cpu_optimizations: bool,
 
 
 def fill(engine: Engine, batch: int) -> None:
-    """``batch`` rows past their prompt, all speaking."""
+    """Prefill ``batch`` rows."""
     for epoch in range(batch):
         sampling = SamplingParams(seed=epoch, min_new_tokens=1000)
         spec = SpeechRequest(
@@ -64,7 +64,7 @@ def fill(engine: Engine, batch: int) -> None:
 
 
 def measure(engine: Engine, num_frames: int) -> dict[str, float]:
-    """Medians would hide the decode rounds that gather frames, so these are means over ``num_frames`` steps."""
+    """Mean over ``num_frames`` steps, because a median would hide the decode rounds that collect frames."""
     engine.times.reset()
     cpu_s = time.thread_time()
     for _ in range(num_frames):

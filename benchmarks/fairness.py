@@ -118,7 +118,7 @@ def response(work: Work, response_id: str, text: str, pace: ev.Pace) -> ev.Respo
 
 
 async def listen(work: Work, number: int, found: Findings) -> None:
-    """One listener: replies one after the other, each played to its end."""
+    """Run one listener, which plays one reply after the other to its end."""
     texts, end_s, serial = texts_of(number), time.monotonic() + work.seconds, 0
     await asyncio.sleep(0.37 * number)
     while time.monotonic() < end_s:
@@ -205,7 +205,7 @@ async def keep_active(
 
 
 async def hold(work: Work, number: int, num_replies: int, found: Findings) -> None:
-    """One socket from which nothing is read; opened again once the server has closed it."""
+    """Open a socket and read nothing from it; reopen it when the server closes it."""
     texts, end_s = texts_of(2_000 + number), time.monotonic() + work.seconds
     while time.monotonic() < end_s:
         try:
@@ -312,7 +312,7 @@ def measure(url: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float | None]:
-    """TTFA beside the bulk work over TTFA alone, and the share of the throughput that is left for the bulk work."""
+    """TTFA with burst replies over TTFA without, and the share of the remaining capacity that they use."""
     before, after = found["paced_alone"]["ttfa_ms_p95"], found["paced_beside"]["ttfa_ms_p95"]
     shares: dict[str, float | None] = {"ttfa_p95_ratio": round(after / before, 2) if before and after else None}
     if "burst_alone" in found:

@@ -40,7 +40,7 @@ def first_byte_ms(http: httpx.Client, name: str) -> float:
 
 
 def measure(http: httpx.Client, names: list[str], num_rounds: int) -> dict[str, list[float]]:
-    """Times of each format; an unmeasured round comes first."""
+    """Measure each format, after one unmeasured round."""
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(num_rounds + 1):
         for name in names[number % len(names) :] + names[: number % len(names)]:

@@ -49,7 +49,7 @@ NO_LIMITS = {
 
 
 class ScriptedProcess(EngineProcess):
-    """The scripted engine where the engine's own process would be."""
+    """Runs the scripted engine in place of the engine's process."""
 
     def __init__(self) -> None:
         self._folder = RunDirectory()
@@ -78,7 +78,7 @@ class Server:
 
 
 def cores(text: str) -> set[int]:
-    """``0-15`` or ``2,3``."""
+    """Parse a set of cores: ``0-15`` or ``2,3``."""
     ranges = (part.partition("-") for part in text.split(","))
     return {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
 

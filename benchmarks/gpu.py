@@ -181,7 +181,7 @@ class SimulatedListener:
 async def listen(
     engine: SpeechEngine, listener: SimulatedListener, spec: SpeechRequest, pieces: list[str], pace_s: float
 ) -> None:
-    """``asked_s`` is when the second word was sent: it makes the first final."""
+    """Receive a stream; ``asked_s`` is when the second word was sent, which completes the first."""
     listener.asked_s = time.perf_counter()
     stream = engine.submit(spec)
     feeding = asyncio.create_task(feed(stream, pieces, pace_s)) if pieces else None
@@ -257,7 +257,7 @@ async def run_concurrency(args: argparse.Namespace, engine: SpeechEngine, size: 
 
 
 async def keep_bursting(args: argparse.Namespace, engine: SpeechEngine, number: int) -> None:
-    """One request after the other without a deadline."""
+    """Submit burst requests one after the other."""
     for serial in itertools.count():
         spec = SpeechRequest(
             request_id=f"b{number}.{serial}",
@@ -279,7 +279,7 @@ async def keep_bursting(args: argparse.Namespace, engine: SpeechEngine, number: 
 
 
 async def run_arrivals(args: argparse.Namespace, engine: SpeechEngine, rate: float) -> dict[str, Any]:
-    """Arrivals at ``rate`` a second; texts of 30 to 400 characters, a word piece every 20 ms."""
+    """Run Poisson arrivals at ``rate`` per second; texts of 30 to 400 characters, a token every 20 ms."""
     chance = random.Random(1)
     listeners: list[SimulatedListener] = []
     tasks = []

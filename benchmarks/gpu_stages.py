@@ -55,7 +55,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngi
 
 
 def fill(program: FrameInputs, decoder: CodecProgram, rows: int, context: int) -> None:
-    """Rows in the middle of their speech, each with blocks of its own."""
+    """Prepare rows in the middle of their speech, each with its own blocks."""
     blocks = context // BLOCK + 1
     inputs = program.inputs.host
     usual = dict(temperature=0.9, predictor_temperature=0.9, top_k=50, predictor_top_k=50, penalty=1.05, frame=10)
@@ -102,7 +102,7 @@ def stages(engine: PipelinedEngine, rows: int) -> dict[str, Callable[[], object]
 
 
 def beside(frame: Callable[[], object], decode: Callable[[], object]) -> None:
-    """The decode of one step beside the frame of the next, on a stream of its own, as the engine runs them."""
+    """Run the decode of one step beside the frame of the next on a second stream, as the engine does."""
     here, aside = torch.cuda.current_stream(), torch.cuda.Stream(priority=-1)
     aside.wait_stream(here)
     with torch.cuda.stream(aside):
@@ -112,7 +112,7 @@ def beside(frame: Callable[[], object], decode: Callable[[], object]) -> None:
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The median of ``repeats`` replays."""
+    """Median milliseconds of ``repeats`` replays."""
     if device.type != "cuda":
         start = time.perf_counter()
         run()
@@ -140,7 +140,7 @@ def captured(run: Callable[[], object]) -> Callable[[], None]:
 
 
 def kernels(run: Callable[[], object], num: int = 32) -> list[tuple[str, int, float]]:
-    """(name, launches, microseconds in all) of the heaviest kernels of one replay."""
+    """Name, launches and total microseconds of the most expensive kernels of one replay."""
     replay = captured(run)
     replay()
     torch.cuda.synchronize()

@@ -79,7 +79,7 @@ def linear_case(layer: tuple[str, int, int], rows: int, is_fused: bool) -> Calla
 
 
 def timed(run: Callable[[], None]) -> float:
-    """Microseconds of one of the copies."""
+    """Median microseconds of one copy."""
     try:
         return 1000 * milliseconds(run, DEVICE, 10) / COPIES
     except Exception as error:  # a shape that does not fit the multiprocessor
@@ -101,7 +101,7 @@ def conv_shapes(rows: int, out: int) -> Iterator[Shape]:
 def compare(
     name: str, candidates: Iterator[Shape], rule: str, run: Callable[[], None], work: float, moved: float
 ) -> None:
-    """Times under the rule and under each candidate in its place."""
+    """Time a layer with the shape of the rule and with each candidate."""
     own: Any = getattr(triton_ops, rule)
     now = timed(run)
     found = []

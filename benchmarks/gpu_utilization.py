@@ -43,7 +43,7 @@ class GpuWatch:
         return float(busy), power_mw / 1000, nvml.nvmlDeviceGetMemoryInfo(handle).used / 1e9
 
     def report(self) -> dict[str, Any]:
-        """{} without samples."""
+        """Utilization, power and memory by GPU; empty without samples."""
         if not self._samples:
             return {}
         gpus = []

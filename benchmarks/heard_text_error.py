@@ -44,7 +44,7 @@ def segments_of(text: str) -> list[str]:
 
 
 def word_ends(text: str, voice: str) -> tuple[list[int], Pcm]:
-    """The sample at which each word ends, and the speech. Words are found by how many sounds lead up to them."""
+    """Return the end sample of each word, and the PCM. Words are found by their number of phonemes."""
     speech = synthesize(text, voice)
     sounds = np.flatnonzero(speech.phonemes != PHONEME_IDS["pau"])
     words = text.split()
@@ -77,7 +77,7 @@ def error_words(told: ResponseTimeline, spoken: SynthesizedUtterance, played_sam
 
 
 def errors(spoken: SynthesizedUtterance, moments: list[int], make: AlignerFactory, lead_s: float | None) -> list[int]:
-    """At each moment, by ``make``; a lead after it the speech is not there yet. Without a lead it is all there."""
+    """Errors at each moment. Audio exists up to ``lead`` after it; without a lead, all of it."""
     told, pcm = ResponseTimeline(SAMPLE_RATE_HZ, make), spoken.pcm
     told.append_text(spoken.text)
     segment = told.begin_segment(0)

@@ -92,7 +92,7 @@ class Bench:
         self.sent_s += time.perf_counter() - start
 
     def fill(self, rows: int) -> None:
-        """A few at a time, as listeners come, so that their chunks do not all fall in one step."""
+        """Submit a few rows at a time, so that their chunks do not all fall into one step."""
         for epoch in itertools.islice(self.epochs, rows - len(self.engine.requests)):
             sampling = SamplingParams(seed=epoch, min_new_tokens=NO_END)
             spec = SpeechRequest(

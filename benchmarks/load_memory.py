@@ -82,7 +82,7 @@ def own_bytes(device: torch.device) -> int:
 
 
 def grown_at_most(device: torch.device, before: int) -> int:
-    """Up to the peak; on the CPU with the pages of the files that are read."""
+    """Memory growth up to the peak; on the CPU with the mapped pages of the files."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) - before
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before

@@ -69,7 +69,7 @@ class SimulatedDevice:
         self._host_s = time.thread_time()
 
     def clock(self) -> float:
-        """The host has worked meanwhile."""
+        """Current time, with the time that the host has worked."""
         now_s = time.thread_time()
         self._pass(self.host_scale * (now_s - self._host_s))
         self._host_s = now_s

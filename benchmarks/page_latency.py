@@ -44,7 +44,7 @@ LATEST = "[...voicewire.responses.values()].at(-1)"
 
 @contextlib.contextmanager
 def server(fake: bool) -> Iterator[str]:
-    """Prints its port, or a line for the page, when it is ready."""
+    """Run a server that prints its port, or a line for the page, when it is ready."""
     settings = {"listen.port": 0, "log.level": "error"}
     command = [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(settings), json.dumps(FAKE)]
     if not fake:

@@ -28,7 +28,7 @@ class PhonemeAligner:
         self._listener.load_state_dict({name: value.float() for name, value in load_file(weights).items()})
 
     def __call__(self, words: Sequence[Word], pcm: Floats, rate_hz: int) -> list[tuple[float, float]]:
-        """Start and end in seconds of each sound of the words."""
+        """Start and end in seconds of each phoneme of the words."""
         states, is_sound = _states(words)
         starts = _entries(self._scores(pcm, rate_hz)[:, states], is_sound)
         ends = np.append(starts[1:], starts[-1] + 1)
@@ -47,7 +47,7 @@ class PhonemeAligner:
 
 
 def _states(words: Sequence[Word]) -> tuple[list[int], list[bool]]:
-    """Phonemes in order with a silence before, between and behind the words; and which of them are sounds."""
+    """Phonemes in order, with silence before, between and after words, and a mask of the phonemes."""
     states = [SILENCE]
     for word in words:
         states += [*word.phonemes, SILENCE]
@@ -55,7 +55,7 @@ def _states(words: Sequence[Word]) -> tuple[list[int], list[bool]]:
 
 
 def _entries(scores: Floats, is_sound: Sequence[bool]) -> npt.NDArray[np.int64]:
-    """The frame at which each state of the likeliest path begins; silences may be passed over."""
+    """First frame of each state on the most likely path; silences may be skipped."""
     num_frames, num_states = scores.shape
     may_pass = np.array([False, False, *(not sounds for sounds in is_sound[1:-1])])
     total = np.full(num_states, IMPOSSIBLE)

@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_files(folder: Path, shape: str) -> Qwen3TTSConfig:
-    """Everything but the weights."""
+    """Write all files except the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     ids = checkpoints.write_tokenizer(folder)
     checkpoints.write_settings(folder, SHAPES[shape], ids, "custom_voice")
@@ -58,7 +58,7 @@ def write_files(folder: Path, shape: str) -> Qwen3TTSConfig:
 
 @torch.no_grad()
 def randomize(module: nn.Module) -> None:
-    """Unit-gain weights, so that nothing saturates or dies out."""
+    """Initialize weights with unit gain, so that activations neither saturate nor vanish."""
     for child in module.modules():
         for name, value in child.named_parameters(recurse=False):
             if isinstance(child, nn.Embedding):
@@ -91,7 +91,7 @@ def empty_modules(config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.devi
 
 @torch.inference_mode()
 def build(folder: Path, shape: str, dtype: torch.dtype, device: torch.device) -> tuple[Qwen3TTS, CodecDecoder]:
-    """The two stages' modules, ready to run, without weights on disk."""
+    """Build the modules of both stages without files."""
     config = write_files(folder, shape)
     talker, codec = empty_modules(config, dtype, device)
     talker.fuse()
@@ -100,7 +100,7 @@ def build(folder: Path, shape: str, dtype: torch.dtype, device: torch.device) ->
 
 
 def write(folder: Path, shape: str, device: torch.device) -> Path:
-    """A whole checkpoint folder, as a server loads it."""
+    """Write a complete checkpoint folder."""
     config = write_files(folder, shape)
     talker, codec = empty_modules(config, torch.bfloat16, device)
 

@@ -57,7 +57,7 @@ INFO = EngineInfo(
 
 
 def recorded_speech() -> npt.NDArray[np.float32]:
-    """A sentence, whole frames of it."""
+    """A recorded sentence, cut to whole frames."""
     vectors = np.load(SPEECH)
     resampler = Resampler(16_000, SAMPLE_RATE)
     pcm = np.concatenate([resampler.push(vectors["pcm"].astype(np.float32) / 32_768), resampler.flush()])

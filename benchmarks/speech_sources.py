@@ -41,14 +41,14 @@ class Setting:
 
 
 class SpeechSource(Protocol):
-    """Anything that can be judged; ``rate_hz`` is that of its PCM (int16, or float in [-1, 1])."""
+    """A source of speech; ``rate_hz`` is the rate of its PCM (int16, or float in [-1, 1])."""
 
     rate_hz: int
 
     def __call__(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]: ...
 
     def numbers(self, setting: Setting) -> set[int] | None:
-        """The sentences it has; all for None."""
+        """Indices of its sentences; None means all."""
 
 
 class TeacherSource:
@@ -138,7 +138,7 @@ class EngineSource:
 
 
 async def _speak_one(engine: SpeechEngine, task: Task, setting: Setting) -> Pcm:
-    """Full: all text at submit. Streaming: word by word, as a language model writes."""
+    """Synthesize a sentence: full layout with all text at submit, streaming layout word by word."""
     full = setting.layout == TextLayout.FULL
     request = SpeechRequest(
         request_id=f"sentence-{task.number}",

@@ -44,8 +44,10 @@ MAX_KIND_S = 30.0
 
 
 class MeasuringSelector(selectors.DefaultSelector):
-    """Measures the processor time of the event loop's thread between two polls, garbage collections left out: those
-    look through everything that the scripted engine and its events have left."""
+    """Measure processor time of the event loop's thread between two polls.
+
+    Garbage collections are excluded, because they also scan the objects of the scripted engine.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -136,7 +136,7 @@ def row_of(
     found: Sequence[SentenceMetrics],
     prints: dict[str, list[VoicePrint]],
 ) -> Row:
-    """``prints``: the teacher's, by voice."""
+    """Compute a row; ``prints`` are the teacher's voice prints, by voice."""
     bigram = Score([one.bigram for one in found])
     stock = Score([one.stock for one in found if one.stock])
     phones = PhoneScore([one.phones for one in found if one.phones])
@@ -232,7 +232,7 @@ def _stock_gate(row: Row, teacher: Row, limit: float) -> list[Gate]:
 
 
 def missing_or_repeated(row: Row) -> float:
-    """By the second listener where there is one, which has no language model to fill gaps with."""
+    """Share of missing or repeated words, by the second recognizer if there is one: it has no language model."""
     if row.words_lost is None or row.words_twice is None:
         return row.words_missing + row.words_repeated
     return row.words_lost + row.words_twice

@@ -72,7 +72,7 @@ class Table:
         self.rows: list[Row] = []
 
     def run(self, speakers: Sequence[tuple[str, SpeechSource, Setting]]) -> None:
-        """The teacher's rows come first, then those of ``speakers``."""
+        """Evaluate the teacher, then ``speakers``."""
         with self._pool:
             teaching = [("teacher", TeacherSource(), Setting(voice)) for voice in TEACHERS]
             speeches = [self._pool.submit(speak, who, self._tasks, setting) for _, who, setting in teaching]

@@ -54,13 +54,13 @@ def written_words(text: str) -> list[tuple[int, int]]:
 
 
 def times_of(words: Sequence[Word], sounds: Times) -> Times:
-    """From the times of the sounds, in order, to those of the words."""
+    """Convert the times of phonemes, in order, to times of words."""
     ends = np.cumsum([len(word.phonemes) for word in words])
     return [(sounds[end - len(word.phonemes)][0], sounds[end - 1][1]) for word, end in zip(words, ends, strict=True)]
 
 
 def by_teacher(text: str, voice: str) -> TimedUtterance | None:
-    """``None`` where flite's words are not those of the text."""
+    """Reference times by the teacher; None if flite's words differ from those of the text."""
     words, speech = spoken_words(text), synthesize(text, voice)
     starts = np.append(0, speech.end_samples[:-1]) / SAMPLE_RATE_HZ
     sounds = [
