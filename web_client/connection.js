@@ -98,7 +98,7 @@ export class Connection extends Emitter {
   }
 
   /**
-   * A server may say what we do not know yet. What we know and cannot read ends the connection.
+   * Ignore unknown events of the server; a known event that is invalid ends the connection.
    *
    * @param {unknown} error
    */

@@ -25,11 +25,11 @@ import { WordTimes } from "./word_times.js";
  * @typedef {object} ResponseEvents
  * @property {AudioMessage} audio came
  * @property {Statistics} playing the first sample has left the page
- * @property {import("./underruns.js").Cause} underrun sound is back after a gap
+ * @property {import("./underruns.js").Cause} underrun audio continues after an underrun
  * @property {import("./audio/mixer.js").VoiceLevel} level
  * @property {Status} done the server has said all it will
- * @property {Heard} heard what the listener heard, and what not
- * @property {Status} over nothing sounds any more
+ * @property {Heard} heard heard and remaining text
+ * @property {Status} over end of playback
  */
 
 /** @extends {Emitter<ResponseEvents>} */

@@ -17,10 +17,10 @@ const MAX_REMEMBERED = 32;
  * @typedef {object} SessionOptions
  * @property {string} [url] of the server; by default the one that the page came from
  * @property {string} [api_key]
- * @property {Settings} [settings] how all responses shall speak
+ * @property {Settings} [settings] speech options of all responses
  * @property {"auto" | "webcodecs" | "wasm"} [decoder]
  * @property {"auto" | "worklet" | "scheduled"} [output]
- * @property {number} [prebuffer_ms] audio in hand before a response starts to sound
+ * @property {number} [prebuffer_ms] buffered audio before a response starts to play
  *
  * @typedef {object} SpeakOptions
  * @property {string} [text] its beginning, or all of it
@@ -142,7 +142,7 @@ export class VoicewireSession extends Emitter {
   }
 
   /**
-   * The sound of a response, as far as it was heard.
+   * Return the played audio of a response.
    *
    * @param {SpokenResponse} response
    * @returns {Promise<Float32Array>}

@@ -20,7 +20,7 @@ export class WordTimes {
   }
 
   /**
-   * How many characters of `text`, as JavaScript counts, have begun to be heard.
+   * Number of UTF-16 units of `text` whose playback has started.
    *
    * @param {string} text
    * @param {number} played_ms

@@ -1,24 +1,24 @@
 /**
- * One response's samples between their arrival and the loudspeaker. Pure: it knows no clock but the samples that are
- * asked of it, so that it runs in an audio worklet, on a page and in a test alike.
+ * Buffer one response's samples until playback. Pure: its only clock is the number of samples requested, so it runs in
+ * an audio worklet, on a page and in tests.
  *
- * Law: every sample pushed is played exactly once and in order, however pushes and renderings are cut, unless it is
- * stopped. It starts with `prebuffer_samples` in hand, or when all has come, or when the oldest sample has waited that
- * long. Run dry, it fades out over what it has left, and waits again, a little longer each time.
+ * Every pushed sample is played exactly once and in order, however pushes and renderings are split, unless playback is
+ * stopped. Playback starts with `prebuffer_samples` buffered, when all samples have arrived, or when the oldest sample
+ * has waited that long. At an underrun it fades out and waits again, for longer each time.
  */
 
 /**
  * @typedef {object} JitterSettings all in samples
- * @property {number} prebuffer_samples to have before it starts
- * @property {number} step_samples more to have after each underrun
+ * @property {number} prebuffer_samples buffered before playback starts
+ * @property {number} step_samples added to the prebuffer after each underrun
  * @property {number} max_prebuffer_samples
  * @property {number} calm_samples played without an underrun, after which one step is taken back
  * @property {number} fade_samples of a fade
  */
 
 /**
- * What happened, and when: `frame` is the number of the output sample at which it did, `position` the number of this
- * response's samples played by then.
+ * An event: `frame` is the index of the output sample at which it happened, `position` the number of this response's
+ * samples played by then.
  *
  * @typedef {{kind: "started" | "skipped" | "underrun" | "drained" | "stopped", frame: number, position: number}} PlayoutEvent
  */
@@ -116,7 +116,7 @@ export class JitterBuffer {
   }
 
   /**
-   * Add what is to be heard next to `output`, and tell what happened.
+   * Add the next samples to `output`, and return the events.
    *
    * @param {Float32Array} output
    * @param {number} frame the number of its first sample

@@ -94,9 +94,8 @@ export class Player extends Emitter {
 }
 
 /**
- * What one response sounds like. Emits `started`, `skipped` (the device left frames out), `underrun`, `drained`,
- * `stopped` with the frame and the position at
- * which it happened, then `over` once; and levels now and then.
+ * Playback of one response. Emits `started`, `skipped` (the device skipped frames), `underrun`, `drained` and `stopped`
+ * with frame and position, then `over` once, and periodic levels.
  *
  * @typedef {import("./jitter_buffer.js").PlayoutEvent} Happened
  * @extends {Emitter<{started: Happened, skipped: Happened, underrun: Happened, drained: Happened, stopped: Happened,
@@ -127,8 +126,8 @@ export class PlayerVoice extends Emitter {
   }
 
   /**
-   * Fade out, now. Gives the position, in samples, where the sound ended. What has left the page is still on its way to
-   * the loudspeaker and will be heard, so it counts.
+   * Fade out now. Returns the position, in samples, where playback ends. Samples that have left the page will still be
+   * played, so they count.
    *
    * @returns {Promise<number>}
    */

@@ -1,6 +1,6 @@
 /**
- * Voices that sound through short buffers, scheduled one behind the other: for pages that have no audio worklet because
- * they came over plain http from another machine.
+ * Play voices through short buffers, scheduled one after the other, for pages without audio worklets: those over plain
+ * http from another machine.
  */
 
 import { Emitter } from "../emitter.js";

@@ -1,6 +1,6 @@
 /**
- * Every event of `voicewire.v1`: one row each, the fields in the order of the wire. The same names as in
- * realtime/protocol/events.py. Client events refuse unknown fields, server events pass over them.
+ * Every event of `voicewire.v1`, with fields in the order of the messages and the names of
+ * realtime/protocol/events.py. Client events reject unknown fields, server events ignore them.
  */
 
 import {

@@ -3,7 +3,7 @@
 import { RemoteProtocolError } from "./errors.js";
 
 /**
- * @typedef {(value: unknown, path: string) => unknown} Check gives the value, or throws; `path` says where it stands
+ * @typedef {(value: unknown, path: string) => unknown} Check returns the value, or throws; `path` is its position
  * @typedef {{check: Check, required: boolean, default?: unknown}} Field
  * @typedef {Record<string, Field>} Fields
  */
@@ -55,7 +55,7 @@ export const optional = (check, fallback = undefined) => ({ check, required: fal
  * An object. The fields come out in the order of the table; those left out take their default, or stay out.
  *
  * @param {Fields} fields
- * @param {{strict: boolean}} options strict: an unknown field is an error; else it is passed over
+ * @param {{strict: boolean}} options strict: an unknown field is an error; else it is ignored
  * @returns {Check}
  */
 export function struct(fields, { strict }) {
