@@ -25,7 +25,6 @@ AT_LEAST_ONE = (
     "fixed_batch_rows",
     "fixed_block_table_width",
     "decode_threads",
-    "windowed_context_frames",
 )
 AT_LEAST_ZERO = (
     "max_queued_requests",
@@ -43,7 +42,6 @@ AT_LEAST_ZERO = (
     "decode_batching_slack_s",
     "command_reads_per_step",
     "max_cached_voices",
-    "windowed_overlap_samples",
 )
 MAX_NICENESS = 19
 # Of less no speaker embedding can be had.
@@ -142,12 +140,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_reference_s: float = 30.0
     # Cloned voices whose prepared state is kept.
     max_cached_voices: int = 32
-    # Decode from the codes of a left context instead of carried state: the slow reference.
-    windowed_decode: bool = False
-    # Frames of that context.
-    windowed_context_frames: int = 25
-    # Samples that the next chunk renders again, to fade over.
-    windowed_overlap_samples: int = 480
     # Of that family's own stages.
     cosyvoice3: CosyVoice3Settings = CosyVoice3Settings()
 

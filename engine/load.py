@@ -25,7 +25,6 @@ from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.graph_runner import GraphRunner
 from engine.runtime.pipelined_engine import PipelinedEngine
 from engine.runtime.streaming_stage import StreamingDecodeStage
-from engine.runtime.windowed_stage import WindowedDecodeStage
 from engine.weights.hub import resolve_folder
 
 # Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
@@ -80,9 +79,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
-    """The windowed stage has none."""
-    wanted = device.type == "cuda" if config.graphs is None else config.graphs
-    return wanted and not config.windowed_decode
+    return device.type == "cuda" if config.graphs is None else config.graphs
 
 
 def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> Engine:
@@ -102,9 +99,6 @@ def make_stage(family: Family, config: EngineConfig) -> DecodeStage:
         return family.make_stage()
     assert family.codec is not None
     codec, num_slots, slack_s = family.codec.module, config.max_running_requests, config.decode_batching_slack_s
-    if config.windowed_decode:
-        context, overlap = config.windowed_context_frames, config.windowed_overlap_samples
-        return WindowedDecodeStage(codec, num_slots, slack_s, context, overlap)
     return StreamingDecodeStage(codec, num_slots, slack_s, config.max_cached_voices)
 
 

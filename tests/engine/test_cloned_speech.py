@@ -27,9 +27,12 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.launch import create_engine
 from engine.load import load_engine
+from engine.models.registry import load_family
+from engine.runtime.engine import Engine
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import TINY, write_checkpoint
+from tests.fakes.windowed_stage import WindowedDecodeStage
 
 RATE = 24_000
 TRANSCRIPT = "the dog"
@@ -210,10 +213,17 @@ def test_streams_in_one_voice_share_its_prefix_and_its_primed_decoder(folder: Pa
     assert len(bench.engine.prefixes) == before + 1
 
 
-def test_the_windowed_stage_begins_behind_the_recording_too(folder: Path) -> None:
+def windowed_bench_of(folder: Path) -> EngineHarness:
+    config = EngineConfig(kv_memory_mb=8, max_running_requests=4, max_batch_size=4)
+    family = load_family(folder, config, torch.device("cpu"), torch.float32)
+    assert family.codec is not None
+    stage = WindowedDecodeStage(family.codec.module, 4, 0.0, context_frames=25, overlap_samples=0)
+    return EngineHarness(Engine(family.model, stage, config))
+
+
+def test_primed_decoder_matches_the_windowed_reference(folder: Path) -> None:
     heard = []
-    for windowed in (False, True):
-        bench = bench_of(folder, windowed_decode=windowed, windowed_context_frames=25, windowed_overlap_samples=0)
+    for bench in (bench_of(folder), windowed_bench_of(folder)):
         spec = dict(text="hello there", text_closed=True, max_frames=6, sampling=GREEDY)
         epoch = bench.submit(voice=voice_of(9), **spec)
         bench.run()

@@ -64,17 +64,6 @@ async def test_a_checkpoint_of_the_embedded_shape_speaks(tmp_path: Path) -> None
     assert heard.pcm.shape == (4 * 1920,)
 
 
-async def test_the_windowed_stage_speaks_through_the_same_door(tiny_folder: Path) -> None:
-    engine = local(tiny_folder, windowed_decode=True, windowed_context_frames=2)
-    await engine.start()
-    try:
-        heard = await listen(engine.submit(HELLO))
-    finally:
-        await engine.aclose()
-    assert heard.num_samples == 4 * 1920
-    assert any(chunk.provisional_tail_samples == 480 for chunk in heard.chunks)
-
-
 async def test_speech_of_every_family_ends_once(family: Family, family_folder: Path) -> None:
     hello = structs.replace(HELLO, voice=family.voice)
     engine = local(family_folder, kv_memory_mb=64)

@@ -25,8 +25,8 @@ from engine.models.base import (
 )
 from engine.models.qwen3_tts.codec_decoder import CodecState
 from engine.runtime.streaming_stage import StreamingDecodeStage
-from engine.runtime.windowed_stage import WindowedDecodeStage
 from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
+from tests.fakes.windowed_stage import WindowedDecodeStage
 
 NUM_CODES, NUM_BOOKS = 64, 2
 SAMPLE_RATE, FRAME_SAMPLES = 600, 48

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import InvalidRequest
 from engine.layers.cpu import pack_linears
 from engine.models.base import Family
 from engine.models.cosyvoice3.config import CosyVoice3Config
@@ -27,11 +26,6 @@ log = logging.getLogger(__name__)
 
 
 def load_family(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Family:
-    if config.windowed_decode:
-        raise InvalidRequest(
-            "windowed_decode is of Qwen3-TTS; what stands for it here is cosyvoice3.flow.context_blocks",
-            "windowed_decode",
-        )
     sizes, settings = read_config(folder), config.cosyvoice3
     model = load_model(folder, sizes, settings, device, dtype, config.max_cached_voices)
     if device.type == "cpu" and config.cpu_optimizations and not config.graphs:

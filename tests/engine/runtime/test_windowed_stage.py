@@ -26,12 +26,12 @@ from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load_weights import load_codec
 from engine.models.qwen3_tts.sequence import QwenSequence
 from engine.runtime.streaming_stage import StreamingDecodeStage
-from engine.runtime.windowed_stage import WindowedDecodeStage
 from sessions.audio.crossfade import Crossfader
 from tests.audio.seam_report import seam_report
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.runtime.test_streaming_stage import frames_of
 from tests.engine.splits import cuts_of
+from tests.fakes.windowed_stage import WindowedDecodeStage
 
 NUM_FRAMES, RATE, FRAME = 48, 24_000, 1_920
 TOLERANCE = 1e-4
@@ -217,7 +217,7 @@ def test_seams_in_speech_are_heard_raw_and_healed_by_the_crossfade(
 def test_the_default_window_leaves_nothing_of_speech_to_hear(
     voice: CodecDecoder, spoken_frames: list[list[int]]
 ) -> None:
-    pieces, config = [1] * len(spoken_frames), EngineConfig()
-    stage = WindowedDecodeStage(voice, 1, 0.0, config.windowed_context_frames, config.windowed_overlap_samples)
+    pieces = [1] * len(spoken_frames)
+    stage = WindowedDecodeStage(voice, 1, 0.0, context_frames=25, overlap_samples=480)
     exact = raw(decode(StreamingDecodeStage(voice, 1, 0.0), spoken_frames, pieces))
     np.testing.assert_allclose(raw(decode(stage, spoken_frames, pieces)), exact, atol=1e-4, rtol=0)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
 from engine.errors import InvalidRequest
-from engine.load import load_engine
 from engine.models.cosyvoice3.settings import FlowSettings
 
 
@@ -37,8 +34,3 @@ from engine.models.cosyvoice3.settings import FlowSettings
 def test_a_value_that_cannot_be_is_told_with_its_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=rf"cosyvoice3\.flow\.{name} is "):
         FlowSettings(**{name: value})
-
-
-def test_the_other_familys_windows_are_refused_and_not_passed_over(folder: Path) -> None:
-    with pytest.raises(InvalidRequest, match="windowed_decode is of Qwen3-TTS"):
-        load_engine(folder, EngineConfig(windowed_decode=True), "cpu", "float32", is_embedded=False)

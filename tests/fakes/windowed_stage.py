@@ -1,6 +1,6 @@
 """The windowed decode stage: no carried state, every chunk decoded from the codes of a left context.
 
-It is the slow reference of the exact stage and serves decoders that cannot carry state. The last
+The slow reference of the stage that carries state. The last
 ``overlap_samples`` of a chunk are provisional: the next chunk renders them again, with its own context, and a
 crossfade has to join the two.
 """
