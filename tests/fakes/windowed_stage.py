@@ -30,20 +30,11 @@ class WindowedDecodeStage:
     chunk_frames = 1
 
     def __init__(
-        self,
-        codec: torch.nn.Module,
-        num_slots: int,
-        gather_slack_s: float,
-        context_frames: int,
-        overlap_samples: int,
+        self, codec: torch.nn.Module, num_slots: int, gather_slack_s: float, context_frames: int, overlap_samples: int
     ) -> None:
         self.codec = codec
         self.sample_rate: int = codec.config.sample_rate
         self.frame_samples: int = codec.config.frame_samples
-        if not 0 <= overlap_samples <= self.frame_samples:
-            raise ValueError(f"overlap_samples is {overlap_samples}; it must lie in 0..{self.frame_samples}")
-        if context_frames < 1:
-            raise ValueError(f"context_frames is {context_frames}; it must be at least 1")
         self.gather_slack_s = gather_slack_s
         self.context_frames, self.overlap_samples = context_frames, overlap_samples
         self.pool = BlockPool(num_slots)

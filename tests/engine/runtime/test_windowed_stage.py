@@ -157,29 +157,6 @@ def test_what_a_tail_said_is_said_again_at_the_same_place_and_nothing_is_lost(
     assert len(crossfaded(chunks)) == len(raw(chunks)) == 24 * FRAME
 
 
-@pytest.mark.parametrize(("context_frames", "overlap_samples"), [(0, 480), (4, -1), (4, FRAME + 1)])
-def test_a_window_that_cannot_be_is_refused(codec: CodecDecoder, context_frames: int, overlap_samples: int) -> None:
-    with pytest.raises(ValueError, match=r"context_frames is 0|overlap_samples is"):
-        WindowedDecodeStage(codec, 1, 0.0, context_frames, overlap_samples)
-
-
-def test_slots_balance_over_cancels(codec: CodecDecoder) -> None:
-    stage = WindowedDecodeStage(codec, 2, 0.0, 2, 480)
-    for _ in range(3):
-        first, second = stage.reserve(), stage.reserve()
-        assert first
-        assert second
-        assert stage.reserve() is None
-        stage.feed(first, [0] * 4)
-        stage.step({})
-        stage.release(first)
-        stage.release(second)
-        assert stage.num_free == 0
-        stage.release_quarantined()
-        assert stage.num_free == stage.num_slots == 2
-        assert not stage.busy
-
-
 # -- on speech ---------------------------------------------------------------------------------------------------
 
 
