@@ -185,7 +185,7 @@ def required(requirements: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(requirement).name) for requirement in requirements}
 
 
-def test_what_the_packages_import_is_required_and_what_is_required_is_imported(groups):
+def test_imports_and_required_packages_agree(groups):
     assert distributions_of(third_party_imports(PACKAGES)) - WITH_TORCH == required(groups["dependencies"])
 
 

@@ -147,7 +147,7 @@ def test_failed_installation_is_not_taken_for_done(checkout, uv_calls):
 
 
 @pytest.mark.parametrize(("num_cores", "num_processes"), [(1, 2), (2, 2), (3, 3), (64, 4)])
-def test_everything_is_tested_in_several_processes_and_a_part_in_one(checkout, environment, num_cores, num_processes):
+def test_full_run_uses_many_processes_and_partial_run_one(checkout, environment, num_cores, num_processes):
     install(checkout / "nproc", f"echo {num_cores}")
     path = f"{checkout}:{os.environ['PATH']}"
     (environment / ".set-up-app").rename(environment / ".set-up-test")

@@ -166,7 +166,7 @@ def test_a_keys_file_holds_limits_and_sums(tmp_path: Path) -> None:
         "[[",
     ],
 )
-def test_a_keys_file_that_cannot_be_used_is_refused_without_telling_keys(tmp_path: Path, content: str) -> None:
+def test_unusable_keys_file_is_rejected_without_leaking_keys(tmp_path: Path, content: str) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(content)
     with pytest.raises(ConfigError) as error:

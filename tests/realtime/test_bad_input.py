@@ -56,7 +56,7 @@ async def bystander(live: LiveServer) -> AsyncIterator[None]:
         ('{"type":"text.append","response_id":"r","text":"' + "é" * 131_072 + '"}', "message_too_big", None, 1009),
     ],
 )  # fmt: skip
-async def test_what_breaks_the_wire_is_answered_and_ends_the_connection(
+async def test_protocol_violation_is_answered_and_closes_connection(
     live: LiveServer, message: str | bytes, code: str, param: str | None, closes_with: int
 ) -> None:
     async with bystander(live), live.session() as client:
@@ -194,7 +194,7 @@ async def test_100_000_characters_in_pieces_are_too_many_as_well(live: LiveServe
         assert done.error.code == "request_too_long"
 
 
-async def test_text_on_its_way_to_a_reply_that_failed_is_no_error_of_the_client(live: LiveServer) -> None:
+async def test_text_for_failed_response_is_not_a_client_error(live: LiveServer) -> None:
     async with live.session() as client:
         await client.send(CREATE)
         await client.send(ev.TextAppend(response_id="r", text="word " * 11_000))

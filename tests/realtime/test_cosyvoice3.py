@@ -69,7 +69,7 @@ async def test_its_own_voices_and_cloned_ones_are_one_model(live: LiveServer) ->
             assert answer.status_code == status, answer.text
 
 
-async def test_an_instruction_is_heard_and_an_unknown_one_refused_with_the_known(live: LiveServer) -> None:
+async def test_unknown_instruction_is_rejected_with_known_ones(live: LiveServer) -> None:
     body = {"input": TEXT, "voice": "anna", "response_format": "pcm", "max_frames": 20, "seed": 1}
     async with live.http() as http:
         plain = await http.post("/v1/audio/speech", json=body, timeout=30)
@@ -190,7 +190,7 @@ LONG_TEXTS = {
 
 
 @pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
-async def test_long_texts_in_scripts_of_many_tokens_are_spoken_in_segments(live: LiveServer, text: str) -> None:
+async def test_long_text_of_token_rich_script_is_split_into_segments(live: LiveServer, text: str) -> None:
     """The tiny vocabulary knows next to none of them: a token a byte, and a segment takes 200."""
     settings = ev.NativeSpeechSettings(voice="anna", pace="burst", seed=1, max_frames=3, text_layout="full")
     async with live.session() as client:

@@ -59,7 +59,7 @@ async def test_every_vendors_wire_speaks(live: LiveServer) -> None:
                 assert (await hear_to_the_close(socket, client))[0] == 1000, client.name
 
 
-async def test_who_hangs_up_in_the_middle_of_a_wire_leaves_nothing_behind(live: LiveServer) -> None:
+async def test_client_disconnect_in_mid_response_leaves_nothing(live: LiveServer) -> None:
     for client in list(CLIENTS.values())[:3]:
         async with dial(live, client) as socket:
             await send(socket, client, client.say("t1", LONG))

@@ -74,7 +74,7 @@ def raw_client(live: LiveServer) -> Iterator[RawClient]:
         client.socket.close()
 
 
-async def test_a_client_that_never_reads_loses_its_reply_and_then_its_line() -> None:
+async def test_slow_reader_loses_response_and_then_connection() -> None:
     flags = {"limits__reader_timeout_s": 0.4, "listen__send_buffer_bytes": 4_096, "listen__write_buffer_bytes": 1_024}
     async with live_server(FakeSpeechEngine(QUICK), **flags) as live:
         with raw_client(live) as stalled:
@@ -196,7 +196,7 @@ async def test_a_client_that_answers_no_ping_is_cut() -> None:
                 assert (await speak(lively, TEXT)).done.status == "completed"
 
 
-async def test_an_engine_that_fails_in_the_middle_of_a_batch_fails_that_reply_alone(live: LiveServer) -> None:
+async def test_engine_error_in_mid_batch_fails_one_response(live: LiveServer) -> None:
     live.engine.script_next(FakeScript(first_chunk_s=0.01, fail_at_frame=5))
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="bad", text=TEXT, end=True))
@@ -213,7 +213,7 @@ async def test_an_engine_that_fails_in_the_middle_of_a_batch_fails_that_reply_al
     assert good.status == "completed"
 
 
-async def test_a_dead_engine_turns_health_bad_fails_all_at_once_and_comes_back(live: LiveServer) -> None:
+async def test_dead_engine_fails_health_and_responses_then_recovers(live: LiveServer) -> None:
     live.engine.script = TIMELY
     async with live.session() as client, live.http() as http:
         await client.send(ev.ResponseCreate(response_id="r", text=LONG, end=True))
@@ -273,7 +273,7 @@ async def test_a_fault_of_ours_ends_that_connection_alone(
         assert (await speak(other, TEXT)).done.status == "completed"
 
 
-async def test_at_the_drain_deadline_a_reply_is_told_its_end_before_the_line_closes(live: LiveServer) -> None:
+async def test_drain_deadline_ends_response_before_closing(live: LiveServer) -> None:
     async with live.session() as client:
         for response_id in ("a", "b"):
             await client.send(ev.ResponseCreate(response_id=response_id, text=LONG))
@@ -306,7 +306,7 @@ async def test_a_fault_in_one_connection_is_none_of_the_others() -> None:
         live.speech._connections.remove(broken)
 
 
-async def test_a_connection_that_failed_on_a_full_line_is_not_ended_twice(live: LiveServer) -> None:
+async def test_connection_failed_by_backpressure_ends_once(live: LiveServer) -> None:
     async with live.session() as client:
         await until(lambda: live.speech.num_connections == 1)
         connection = next(iter(live.speech._connections))

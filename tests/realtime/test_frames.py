@@ -172,7 +172,7 @@ def test_frames_are_cut_where_they_end(sizes: list[int], places: list[int]) -> N
 
 
 @pytest.mark.parametrize("piece", [b"", b"a"], ids=["empty", "of one byte"])
-async def test_what_is_not_complete_takes_no_more_memory_than_its_bytes(piece: bytes) -> None:
+async def test_incomplete_frame_uses_no_more_memory_than_its_bytes(piece: bytes) -> None:
     async with connected() as (protocol, _):
         protocol.data_received(frame(MORE_TEXT, b"a"))
         tracemalloc.start()

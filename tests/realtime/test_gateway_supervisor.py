@@ -135,7 +135,7 @@ async def test_gateways_share_a_port_an_engine_and_their_metrics(served: Served)
         await client.aclose()
 
 
-def test_a_key_pressed_in_the_terminal_is_not_for_gateways_whose_niceness_counts_beside_the_engines(
+def test_gateways_share_session_but_not_process_group(
     served: Served,
 ) -> None:
     gateways = [gateway.pid for gateway in served.gateways()]
@@ -159,7 +159,7 @@ async def test_tls_port_is_shared_by_all_gateways(served: Served) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_a_gateway_that_is_killed_takes_only_its_own_and_comes_back(served: Served) -> None:
+async def test_killed_gateway_drops_only_its_sessions_and_restarts(served: Served) -> None:
     (unlucky_pid, unlucky), (_, lucky) = (await served.sessions_on_each()).items()
     await unlucky.send(ev.ResponseCreate(response_id="r", text=TEXT))
     await next_of(unlucky, ev.ResponseCreated)
@@ -217,7 +217,7 @@ async def return_marks(line: ClientConnection) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_an_engine_that_is_killed_fails_what_it_spoke_and_comes_back(served: Served) -> None:
+async def test_killed_engine_fails_its_responses_and_restarts(served: Served) -> None:
     clients = (await served.sessions_on_each()).values()
     for client in clients:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT * 3, end=True))

@@ -274,7 +274,7 @@ async def test_tls_by_certificate_files(certificate: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["ws", "wss"])
-async def test_who_sends_tiny_frames_holds_up_others_for_one_small_read(
+async def test_tiny_frames_delay_others_by_one_small_read(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     reads = []

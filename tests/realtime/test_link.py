@@ -53,7 +53,7 @@ async def test_of_many_that_wait_one_writes_and_the_others_wait_on() -> None:
             line.writable.set()
 
 
-async def test_what_is_no_longer_wanted_when_the_line_is_free_is_not_sent() -> None:
+async def test_stale_message_is_not_sent_when_link_is_writable() -> None:
     line = FakeLine()
     wanted = True
     async with asyncio.TaskGroup() as writers:

@@ -50,7 +50,7 @@ async def test_a_connection_may_ask_again_and_again_in_time() -> None:
         writer.close()
 
 
-async def test_http_connections_are_limited_and_open_websockets_are_none() -> None:
+async def test_http_connection_limit_excludes_open_websockets() -> None:
     async with live_server(limits__max_http_connections=1) as live, live.session() as client:
         _, idle = await dial(live)
         reader, writer = await dial(live)
@@ -83,7 +83,7 @@ async def test_a_client_that_reads_nothing_of_its_speech_is_cut(monkeypatch: pyt
             assert not live.uvicorn.server_state.connections
 
 
-async def test_a_websocket_is_read_only_so_far_ahead_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_websocket_read_ahead_of_application_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not taken stays with whoever sent it, and all of it is taken in the end."""
     taking, taken = asyncio.Event(), []
 

@@ -40,7 +40,7 @@ def fail(said: str) -> None:
 
 @pytest.mark.parametrize("format", ["json", "text"])
 @pytest.mark.parametrize(("level", "is_told"), [("info", False), ("debug", True)])
-def test_an_exception_tells_what_it_is_and_where_and_only_at_debug_its_message(
+def test_exception_message_is_logged_at_debug_only(
     capsys: pytest.CaptureFixture[str], format: str, level: str, is_told: bool
 ) -> None:
     configure_logs(LogSettings(format=format, level=level))

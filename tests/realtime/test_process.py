@@ -122,7 +122,7 @@ async def test_a_second_ctrl_c_waits_for_nothing_that_is_spoken() -> None:
         assert not [line for line in log if line["level"] in ("warning", "error")]
 
 
-async def test_a_server_that_is_killed_is_seen_at_once_and_can_be_started_again() -> None:
+async def test_killed_server_is_detected_and_can_restart() -> None:
     async with server() as running:
         client = await open_session(running.url)
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))

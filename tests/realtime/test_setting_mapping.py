@@ -85,7 +85,7 @@ def test_pace(given: ev.NativeSpeechSettings, base_ms: int | None, lead_ms: int 
         ),
     ],
 )
-def test_settings_told_to_a_client_mean_the_same_when_they_come_back(settings: SpeechSettings) -> None:
+def test_settings_survive_round_trip_through_client(settings: SpeechSettings) -> None:
     assert merged(wire_settings(settings), SpeechSettings()) == settings
 
 
@@ -94,7 +94,7 @@ def test_the_servers_defaults() -> None:
     assert (settings.voice, settings.format.encoding, settings.lead_ms) == ("ben", Encoding.MULAW, 900)
 
 
-def test_layout_frames_and_every_way_of_sampling_reach_the_session() -> None:
+def test_layout_frames_and_sampling_reach_session() -> None:
     given = ev.NativeSpeechSettings(
         text_layout="full",
         max_frames=9,

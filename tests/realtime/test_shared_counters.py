@@ -33,9 +33,7 @@ changes = st.tuples(st.integers(0, NUM_COLUMNS - 1), st.sampled_from(NAMES), st.
 
 @given(st.lists(changes, max_size=30), st.integers(0, NUM_COLUMNS - 1))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_all_see_the_sum_of_all_and_one_that_is_gone_leaves_nothing(
-    file: Path, made: list[tuple[int, str, int]], gone: int
-) -> None:
+def test_shared_counters_sum_without_departed_process(file: Path, made: list[tuple[int, str, int]], gone: int) -> None:
     tallies = columns(file)
     for column, name, by in made:
         tallies[column].add(name, by)
@@ -56,7 +54,7 @@ def test_a_name_that_came_later_is_counted_by_each_alone(file: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_responses_are_limited_in_all_and_by_key_wherever_they_are(file: Path, shared: bool) -> None:
+def test_response_limits_hold_across_processes(file: Path, shared: bool) -> None:
     tallies = columns(file)[:2] if shared else [LocalUsageCounters()] * 2
     here, there = (
         ResponseLimiter(RegistryLimits(max_active_responses=3, max_active_responses_per_key=2), tally)

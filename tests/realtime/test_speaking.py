@@ -170,7 +170,7 @@ async def test_what_was_heard_can_be_asked_after_the_end(live: LiveServer) -> No
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-async def test_what_was_heard_is_told_as_of_the_question_however_long_its_words_take_to_be_found(
+async def test_heard_text_is_as_of_query_with_slow_alignment(
     live: LiveServer, monkeypatch: pytest.MonkeyPatch, forgotten: bool
 ) -> None:
     recall = Response.query_heard

@@ -141,7 +141,7 @@ async def test_an_unknown_voice_becomes_ours_with_a_warning(live: LiveServer) ->
 
 
 @pytest.mark.parametrize("voice", ["ada", "alloy"])
-async def test_instructions_on_a_model_without_them_are_dropped_with_a_warning(voice: str) -> None:
+async def test_unsupported_instructions_are_dropped_with_warning(voice: str) -> None:
     plain = msgspec.structs.replace(FAKE_INFO, takes_instruct=False)
     async with live_server(FakeSpeechEngine(QUICK, info=plain)) as live:
         body = {"model": "gpt-4o-mini-tts", "voice": voice, "instructions": "Speak in a cheerful and positive tone."}
@@ -277,7 +277,7 @@ async def test_voices_and_metrics(live: LiveServer) -> None:
         assert f"voicewire_{name}" in metrics.text
 
 
-async def test_a_client_that_leaves_before_the_first_audio_frees_its_work() -> None:
+async def test_client_disconnect_before_first_audio_frees_work() -> None:
     async with live_server(FakeSpeechEngine(FakeScript(first_chunk_s=60.0))) as live:
         _, writer = await asyncio.open_connection("127.0.0.1", live.port)
         body = json.dumps({"input": TEXT}).encode()

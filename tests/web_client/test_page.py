@@ -101,7 +101,7 @@ def test_space_types_a_space_where_text_is_typed(page):
     assert page.evaluate(f"{LATEST}.interrupted") is False
 
 
-def test_the_sound_ends_within_30_ms_of_the_click_and_the_position_is_right(page):
+def test_stop_click_ends_audio_within_30_ms_at_right_position(page):
     """In audio time, from when the audio thread knows of the click: how busy the machine is does not count."""
     page.evaluate("async () => { window.tap = await (await import('/harness.js')).tapped(voicewire); }")
     say(page, LONG)
@@ -192,7 +192,7 @@ def test_it_comes_back_after_the_server_did(open_page, folder):
         page.context.close()
 
 
-def test_a_key_is_asked_for_and_stays_out_of_addresses_and_storage(open_page, serve):
+def test_page_key_is_requested_and_never_stored_or_in_url(open_page, serve):
     url = serve(QUICK, auth__api_keys=f"me:{KEY}")
     page = open_page(url)
     page.expected = ["WebSocket connection", "401"]
@@ -259,7 +259,7 @@ def test_every_control_has_a_name_and_colours_follow_the_system(open_page, quick
     assert nameless == []
 
 
-def test_a_phone_has_no_sideways_scrolling_and_both_buttons_in_reach(open_page, quick):
+def test_page_on_phone_has_no_horizontal_scroll(open_page, quick):
     page = open_page(quick, viewport={"width": 360, "height": 700}, has_touch=True)
     until(page, READY)
     page.tap("#speak")
@@ -272,7 +272,7 @@ def test_a_phone_has_no_sideways_scrolling_and_both_buttons_in_reach(open_page, 
     until(page, OVER)
 
 
-def test_from_another_machine_over_plain_http_it_speaks_and_says_so(open_page, serve):
+def test_page_over_plain_http_speaks_and_warns(open_page, serve):
     url = serve(QUICK, auth__api_keys=f"me:{KEY}").replace("127.0.0.1", "tts.example")
     page = open_page(url)
     page.expected = ["WebSocket connection", "401"]

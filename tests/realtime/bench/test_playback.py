@@ -42,7 +42,7 @@ def test_what_is_played_follows_the_clock() -> None:
     assert Playback().played_s(1.0) == 0.0
 
 
-def test_a_gap_is_the_texts_when_all_that_was_sent_had_been_spoken() -> None:
+def test_underrun_with_all_text_spoken_is_caused_by_text() -> None:
     playback = Playback()
     playback.sent(10, 0.0)
     playback.received(1.0, 0.2)

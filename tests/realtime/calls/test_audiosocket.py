@@ -114,7 +114,7 @@ async def test_without_a_setting_there_is_no_port() -> None:
         assert live.uvicorn.config.app.state.audiosocket.port is None
 
 
-async def test_a_far_side_that_never_reads_is_cut_when_the_agent_hangs_up() -> None:
+async def test_audiosocket_peer_that_never_reads_is_cut_at_hangup() -> None:
     flags = {"calls__audiosocket_enabled": True, "calls__audiosocket_port": 0, "listen__close_timeout_s": 0.2}
     async with live_server(**flags, limits__reader_timeout_s=0.3) as live:
         async with dial(live, "/v1/calls") as agent, line(live) as (_, writer):

@@ -319,7 +319,7 @@ async def test_a_line_that_takes_nothing_does_not_keep_a_call_alive() -> None:
         await call.event(model.CallEnded)
 
 
-async def test_a_queue_that_is_full_for_ever_holds_one_reply_and_no_call() -> None:
+async def test_call_paused_by_peer_fails_one_reply_only() -> None:
     async with phone(dialect=AsteriskDialect(), limits__reader_timeout_s=2.0) as call:
         heard: list[str | bytes] = []
         call.link.told = heard.append

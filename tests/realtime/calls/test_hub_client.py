@@ -146,7 +146,7 @@ async def test_a_gateway_that_hangs_holds_no_agent_for_ever(fleet: Fleet) -> Non
             await there.board.call(KEY, "c1").handle_command(model.InterruptCommand())
 
 
-async def test_an_answer_that_comes_behind_the_end_of_its_call_breaks_no_line(fleet: Fleet) -> None:
+async def test_hub_answer_after_end_of_call_is_ignored(fleet: Fleet) -> None:
     """Both in one piece: who asked has not heard of the end yet when the answer is read."""
     here, there = await fleet.gateway(), await fleet.gateway()
     async with call(here) as first, call(here, "c2") as second:

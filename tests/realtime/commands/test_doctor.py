@@ -29,7 +29,7 @@ def folder(made, tmp_path):
     return shutil.copytree(made, tmp_path / "checkpoint")
 
 
-def test_a_healthy_machine_ends_with_0_and_every_part_in_its_line(folder, capsys):
+def test_doctor_on_healthy_machine_exits_0_and_lists_all_parts(folder, capsys):
     assert main(["doctor", "--model", str(folder)]) == 0
     shown = capsys.readouterr().out
     for subject in ("python", "torch", "libopus", "checkpoint", "player", "flite", "mosquitto", "chromium", "av"):
@@ -81,7 +81,7 @@ def test_a_missing_shard_is_named(tmp_path):
     assert "model-00002-of-00002.safetensors" in finding.detail
 
 
-def test_what_a_checkpoint_can_do_and_weighs_is_told_part_by_part(folder):
+def test_doctor_lists_abilities_and_size_of_checkpoint_parts(folder):
     detail = checkpoint(folder).detail
     for part in ("qwen3-tts 0b6 base", "talker", "codec decoder", "speaker encoder", "codec encoder", " MB"):
         assert part in detail
@@ -89,7 +89,7 @@ def test_what_a_checkpoint_can_do_and_weighs_is_told_part_by_part(folder):
         assert word in detail
 
 
-def test_a_tensor_that_is_missing_or_misshapen_is_named_without_loading_any(folder):
+def test_doctor_names_missing_or_misshapen_tensor(folder):
     file = folder / "model.safetensors"
     tensors = load_file(file)
     name = "speaker_encoder.fc.bias"
@@ -110,7 +110,7 @@ def test_a_tensor_that_is_missing_or_misshapen_is_named_without_loading_any(fold
     assert not checkpoint(folder).present
 
 
-def test_a_configuration_of_another_kind_is_told_by_key_and_value(folder):
+def test_doctor_names_key_and_value_of_unknown_configuration(folder):
     config = json.loads((folder / "config.json").read_text())
     for changes, told in (
         ({"tts_model_type": "sing"}, "'tts_model_type' is 'sing'"),

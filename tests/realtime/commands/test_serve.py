@@ -84,7 +84,7 @@ def test_a_server_tells_where_it_is_and_ends_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gateways", ["1", "2"])
-def test_a_signal_while_the_voice_loads_ends_the_start_and_leaves_nothing(tmp_path: Path, gateways: str) -> None:
+def test_serve_signal_during_load_stops_and_leaves_nothing(tmp_path: Path, gateways: str) -> None:
     model, temporary = write_checkpoint(tmp_path / "model"), tmp_path / "temporary"
     temporary.mkdir()
     command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--model", str(model)]

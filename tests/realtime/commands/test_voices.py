@@ -77,7 +77,7 @@ def test_a_stored_voice_s_whole_life(
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_where_voices_are_may_be_told_before_and_behind_the_action(
+def test_voices_folder_is_accepted_before_and_after_action(
     engine: FakeSpeechEngine, folder: Path, tmp_path: Path, wav: str, behind: bool
 ) -> None:
     where = ["--model", "a-folder", "--folder", str(tmp_path / "elsewhere"), "--key-name", "alice"]

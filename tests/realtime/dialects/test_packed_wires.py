@@ -164,7 +164,7 @@ async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: LiveServ
         assert file.getnframes() > 24_000 * 600 * 0.04 * 0.9
 
 
-async def test_a_browser_shows_its_key_to_the_realtime_wire_in_a_sub_protocol(live: LiveServer) -> None:
+async def test_realtime_accepts_key_of_browser_in_subprotocol(live: LiveServer) -> None:
     for key, is_right in ((KEY, True), (KEY + "x", False)):
         offered = ["realtime", f"openai-insecure-api-key.{key}"]
         handshake = dial(live, "/v1/realtime?model=gpt-realtime", subprotocols=offered, additional_headers={})

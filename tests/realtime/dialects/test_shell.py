@@ -127,7 +127,7 @@ async def test_a_socket_dropped_in_any_state_leaves_nothing(live: LiveServer, wh
     await socket.wait_closed()
 
 
-async def test_an_unknown_voice_is_spoken_by_the_default_one_with_a_warning(live: LiveServer) -> None:
+async def test_unknown_voice_falls_back_to_default_with_warning(live: LiveServer) -> None:
     async with dial(live, "/tiny?voice=zoe") as socket:
         assert "voice 'zoe' is unknown" in socket.response.headers["X-Voicewire-Warning"]
     async with dial(live, "/tiny?voice=BEN") as socket:
@@ -142,13 +142,13 @@ async def test_voices_of_vendors_can_be_given_ours(live: LiveServer) -> None:
         assert other.engine.requests[-1].voice == "ben"
 
 
-async def test_a_format_that_cannot_be_served_is_refused_at_the_handshake(live: LiveServer) -> None:
+async def test_unsupported_format_is_rejected_at_handshake(live: LiveServer) -> None:
     with pytest.raises(InvalidStatus) as refused:
         await dial(live, "/tiny?encoding=vorbis")
     assert refused.value.response.status_code == 400
 
 
-async def test_too_large_a_message_and_a_binary_one_cost_the_connection(live: LiveServer) -> None:
+async def test_oversized_or_binary_message_closes_connection(live: LiveServer) -> None:
     async with dial(live, "/tiny") as socket:
         await socket.send("x" * 300_000)
         assert await code_of(socket) == (1009, ["error message_too_big"])
@@ -165,7 +165,7 @@ async def test_contexts_beyond_the_limit_end_at_once() -> None:
         assert (await heard(socket, "done 1"))[1] == ["done 1 failed limit_exceeded"]
 
 
-async def test_text_that_waits_for_its_turn_is_limited_for_all_contexts_together() -> None:
+async def test_pending_text_is_limited_across_contexts() -> None:
     engine = FakeSpeechEngine(QUICK)
     engine.script_next(SLOW)
     async with live_server(engine, limits__max_response_chars=200) as live:
@@ -209,7 +209,7 @@ async def test_a_late_key_takes_the_place_that_its_connection_has() -> None:
         await live.freed()
 
 
-async def test_a_late_key_with_all_its_places_taken_costs_the_connection() -> None:
+async def test_late_key_at_its_session_limit_closes_connection() -> None:
     limits = {"auth__api_keys": f"agent:{KEY}", "limits__max_active_responses_per_key": 1}
     async with live_server(FakeSpeechEngine(SLOW), **limits) as live:
         async with dial(live, f"/tiny/at-once?api_key={KEY}") as speaking, dial(live, "/tiny/late") as late:
@@ -220,7 +220,7 @@ async def test_a_late_key_with_all_its_places_taken_costs_the_connection() -> No
         await live.freed()
 
 
-async def test_a_server_about_to_stop_waits_for_no_context_without_text() -> None:
+async def test_drain_does_not_wait_for_context_without_text() -> None:
     async with live_server(listen__drain_timeout_s=WAIT_S) as live, dial(live, "/tiny") as socket:
         await socket.send(" ")
         await until(lambda: live.speech.num_connections == 1)
@@ -230,7 +230,7 @@ async def test_a_server_about_to_stop_waits_for_no_context_without_text() -> Non
             await draining
 
 
-async def test_a_server_about_to_stop_speaks_the_turns_that_wait_and_takes_no_more() -> None:
+async def test_drain_speaks_pending_turns_and_refuses_new_ones() -> None:
     async with live_server(FakeSpeechEngine(SLOW), listen__drain_timeout_s=WAIT_S) as live:
         async with dial(live, "/tiny") as socket:
             for text in (TEXT, "Hi there."):
@@ -249,7 +249,7 @@ async def test_a_server_about_to_stop_speaks_the_turns_that_wait_and_takes_no_mo
         await live.freed()
 
 
-async def test_messages_of_one_event_stay_together_on_a_line_that_stutters(
+async def test_messages_of_one_event_stay_together_on_stalling_link(
     live: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_s = itertools.cycle((0.002, 0.0, 0.0))
@@ -349,6 +349,6 @@ async def test_a_client_that_leaves_over_http_is_noticed(live: LiveServer) -> No
     await live.freed()
 
 
-async def test_idle_and_old_connections_are_closed_with_codes_that_clients_know() -> None:
+async def test_idle_and_expired_connections_close_with_known_codes() -> None:
     async with live_server(limits__idle_timeout_s=0.1) as live, dial(live, "/tiny") as socket:
         assert await code_of(socket) == (1001, ["error idle_timeout"])

@@ -11,7 +11,7 @@ from realtime.protocol import model
 from realtime.protocol.mqtt.topics import Topics
 
 
-async def test_an_event_that_is_longer_than_the_broker_takes_costs_nothing_else() -> None:
+async def test_call_event_above_broker_limit_affects_nothing_else() -> None:
     refused: list[str] = []
     said: list[Publication] = []
     metrics = SimpleNamespace(refused=refused.append)

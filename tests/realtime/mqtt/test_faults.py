@@ -256,7 +256,7 @@ async def test_nobody_answers_a_client(tmp_path: Path) -> None:
                 pass
 
 
-async def test_a_client_that_is_cancelled_while_it_connects_leaves_nothing() -> None:
+async def test_client_cancelled_while_connecting_leaves_nothing() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()

@@ -94,9 +94,7 @@ async def test_a_cancel_stops_and_tells_what_was_heard(broker: Mosquitto) -> Non
         await live.freed()
 
 
-async def test_doubled_messages_are_passed_over_and_lost_ones_end_the_reply(
-    broker: Mosquitto, live: LiveServer
-) -> None:
+async def test_duplicate_message_is_ignored_and_lost_one_ends_reply(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as agent:
         session = await agent.open(lead_ms=0)
         await session.say(text("One, ", seq=0), text("One, ", seq=0), text("two.", seq=1), {**END, "seq": 2})
@@ -340,7 +338,7 @@ def test_an_owner_that_is_nobody_is_named() -> None:
         create_app(config, FakeSpeechEngine())
 
 
-async def test_a_name_that_was_chosen_twice_by_two_clients_is_two_sessions(broker: Mosquitto, live: LiveServer) -> None:
+async def test_session_name_of_two_clients_gives_two_sessions(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as one, client(broker) as other:
         first, second = await one.open(sid="s"), await other.open(sid="s")
         await first.say(text("Only here."), END)

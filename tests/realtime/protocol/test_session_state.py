@@ -60,7 +60,7 @@ def code_of(conversation: SessionStateMachine, event: ClientEvent) -> str:
     return refusal.value.code
 
 
-def test_the_tables_say_something_about_every_event_in_every_state() -> None:
+def test_tables_cover_every_event_in_every_state() -> None:
     assert set(SESSION_TRANSITIONS) == set(SessionState)
     assert set(RESPONSE_TRANSITIONS) == set(ResponseState)
     assert all(set(row) == OF_SESSIONS for row in SESSION_TRANSITIONS.values())

@@ -223,7 +223,7 @@ async def test_redirects_to_hostile_addresses_are_not() -> None:
             assert len(asked) == number + 1, locations[number]
 
 
-async def test_a_name_that_changes_its_mind_between_two_hops_is_not_asked_again() -> None:
+async def test_fetch_refuses_private_address_after_redirect() -> None:
     names = FakeResolver(**{"rebind.test": [["127.0.0.1"], ["10.0.0.1"]]})
     async with web_server(lambda _: [answer(b"", "302 Found", Location="/again")]) as port:
         with pytest.raises(InvalidRequest, match="not on the public network"):
@@ -246,7 +246,7 @@ async def test_https_is_not_left_for_http(certificate: Path) -> None:
             await fetcher.fetch(f"https://good.test:{port}/")
 
 
-async def test_a_certificate_must_be_for_the_name_and_of_someone_trusted(certificate: Path) -> None:
+async def test_fetch_requires_trusted_certificate_for_host(certificate: Path) -> None:
     async with web_server(lambda _: [answer(b"sound")], tls(certificate)) as port:
         assert await trusting(certificate).fetch(f"https://good.test:{port}/") == b"sound"
         for fetcher, host in (

@@ -148,7 +148,7 @@ async def test_who_has_no_place_is_told_before_a_recording_is_heard(tmp_path: Pa
         await live.freed()
 
 
-async def test_a_voice_of_the_model_comes_before_a_stored_one_of_its_name(tmp_path: Path) -> None:
+async def test_model_voice_precedes_stored_voice_of_same_name(tmp_path: Path) -> None:
     """Which may have been stored while another model was served."""
     VoiceStore(tmp_path).add(voice("ada", owner="local"))
     async with live_server(cloning_engine(), voices__folder=str(tmp_path)) as live:
@@ -196,7 +196,7 @@ async def test_a_body_without_room_for_recordings(tmp_path: Path) -> None:
         assert (status, error["code"]) == (413, "message_too_big")
 
 
-async def test_nothing_of_a_recording_is_in_the_answer_to_a_broken_body(live: LiveServer) -> None:
+async def test_error_for_invalid_body_contains_no_recording(live: LiveServer) -> None:
     async with live.http() as http:
         told = await http.post("/v1/audio/speech", content=json.dumps({"input": "Hi", "ref_audio": 5}))
     assert told.status_code == 400

@@ -166,7 +166,7 @@ def test_text_of_a_reply_that_failed_goes_nowhere() -> None:
     ]
 
 
-def test_replies_that_wait_are_cancelled_before_the_one_that_speaks() -> None:
+def test_pending_replies_are_cancelled_before_speaking_one() -> None:
     session = MqttSessionDialect("s", model.SpeechOptions())
     carried_out(session, *({"t": kind, **more} for _ in range(3) for kind, more in (("text", {"d": "x"}), ("end", {}))))
     cancels = carried_out(session, {"t": "cancel", "played_ms": 5})

@@ -262,7 +262,7 @@ def test_an_error_that_telnyx_reports_ends_the_line() -> None:
         dialect.receive_message('{"event":"error","payload":{"code":100003,"title":"invalid_media"},"stream_id":"S1"}')
 
 
-def test_a_message_of_audio_is_json_whatever_the_far_side_calls_its_stream() -> None:
+def test_audio_message_is_json_for_any_stream_id() -> None:
     stream = '"payload":"" \\ \u2028'
     line = TwilioDialect()
     line.receive_message(TWILIO[1][0].replace('"streamSid":"MZ1"', f'"streamSid":{json.dumps(stream)}'))
