@@ -28,7 +28,7 @@ from realtime.protocol.mqtt import messages
 from realtime.transports.dialect_connection import refusal
 from realtime.transports.http_routes import openai_error, refusal_response
 from tests.realtime.dialects.exchange import call, read_exchanges, wire_of
-from tests.realtime.dialects.test_exchange_vectors import RECORDINGS
+from tests.realtime.dialects.test_exchanges import RECORDINGS
 
 TABLE = Path(__file__).parents[1] / "vectors" / "error_bodies.jsonl"
 Shape = Callable[[ErrorInfo], Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from websockets.exceptions import InvalidStatus
 
 from realtime.client import open_session
 from realtime.protocol import events as ev
+from realtime.signals import STOP_SIGNALS, run_until_signal
 from tests.realtime.live_server import close_code, hear, next_of, speak
 from tests.realtime.server_process import server_command
 
@@ -159,3 +161,19 @@ def test_what_is_there_at_the_start_is_left_out_of_collections(kept: str) -> Non
     else:
         assert num_kept == 0
         assert num_looked_through > 10_000
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+async def test_a_signal_in_the_last_moment_of_a_start_ends_it_too(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    async def start() -> None:
+        await asyncio.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    assert not await run_until_signal(start())
+    assert signal.getsignal(number) == before
+
+
+async def test_a_start_that_nobody_stops_comes_to_its_end() -> None:
+    assert await run_until_signal(asyncio.sleep(0.01))

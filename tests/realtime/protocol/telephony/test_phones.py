@@ -1,9 +1,10 @@
-"""Each provider's messages, literally: what it says is read, and what we say is what it expects."""
+"""Messages of each telephony provider, its signature, and random messages in any order."""
 
 from __future__ import annotations
 
 import base64
 import json
+import random
 
 import pytest
 
@@ -22,8 +23,9 @@ from realtime.protocol.telephony.asterisk import AsteriskDialect
 from realtime.protocol.telephony.audiosocket import AudioSocketDialect, frame
 from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.plivo import PlivoDialect
+from realtime.protocol.telephony.registry import TELEPHONY_ROUTES, TelephonyRoute
 from realtime.protocol.telephony.telnyx import TelnyxDialect
-from realtime.protocol.telephony.twilio import TwilioDialect
+from realtime.protocol.telephony.twilio import TwilioDialect, is_signed, sign
 from realtime.protocol.telephony.vonage import VonageDialect
 
 AUDIO = b"\xff\x7f"
@@ -291,3 +293,119 @@ def test_vonages_keys_are_read_where_older_versions_have_them() -> None:
     line = VonageDialect("c")
     line.receive_message(VONAGE[0][0])
     assert line.receive_message('{"event":"websocket:dtmf","dtmf":{"digit":"4"}}') == [DtmfReceived("4")]
+
+
+TOKEN = "12345"
+URL = "https://example.com/myapp.php?foo=1&bar=2"
+FIELDS = {
+    "CallSid": "CA1234567890ABCDE",
+    "Caller": "+14158675309",
+    "Digits": "1234",
+    "From": "+14158675309",
+    "To": "+18005551212",
+}
+
+
+def test_the_example_of_twilios_documentation() -> None:
+    assert sign(TOKEN, "https://mycompany.com/myapp.php?foo=1&bar=2", FIELDS) == "RSOYDt4T1cUTdK1PDd93/VVr8B8="
+
+
+def test_fields_are_signed_in_the_order_of_their_names() -> None:
+    assert sign(TOKEN, URL, dict(reversed(FIELDS.items()))) == sign(TOKEN, URL, FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("signed", "asked"),
+    [
+        ("wss://voice.example.com/v1/calls/twilio", "wss://voice.example.com/v1/calls/twilio"),
+        ("wss://voice.example.com/v1/calls/twilio/", "wss://voice.example.com/v1/calls/twilio"),
+        ("wss://voice.example.com:443/v1/calls/twilio", "wss://voice.example.com/v1/calls/twilio"),
+        ("wss://voice.example.com/v1/calls/twilio", "wss://voice.example.com:443/v1/calls/twilio"),
+    ],
+)
+def test_spellings_of_one_address_are_the_same(signed: str, asked: str) -> None:
+    assert is_signed(TOKEN, asked, sign(TOKEN, signed))
+
+
+@pytest.mark.parametrize(
+    ("token", "url", "fields"),
+    [
+        ("12346", URL, FIELDS),
+        (TOKEN, URL + "3", FIELDS),
+        (TOKEN, URL.replace("https", "http"), FIELDS),
+        (TOKEN, URL, FIELDS | {"Digits": "1235"}),
+        (TOKEN, URL, {}),
+    ],
+)
+def test_anything_else_is_not(token: str, url: str, fields: dict[str, str]) -> None:
+    assert is_signed(TOKEN, URL, sign(TOKEN, URL, FIELDS), FIELDS)
+    assert not is_signed(token, url, sign(TOKEN, URL, FIELDS), fields)
+
+
+@pytest.mark.parametrize("signature", ["", "AAAA", "ä", "\udcff", "x" * 10_000])
+def test_no_signature_is_none(signature: str) -> None:
+    assert not is_signed(TOKEN, URL, signature, FIELDS)
+
+
+@pytest.mark.parametrize(
+    "url", ["wss://host:port/", "wss://host:99999/", "wss://[::1/", "wss://[x]/", "", "//", "wss://:/"]
+)
+def test_no_address_is_signed_or_breaks_anything(url: str) -> None:
+    assert not is_signed(TOKEN, url, sign(TOKEN, URL))
+
+
+NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
+CORPORA: dict[str, list[str | bytes]] = {
+    "twilio": [message for message, _ in TWILIO],
+    "telnyx": [message for message, _ in TELNYX],
+    "plivo": [message for message, _ in PLIVO],
+    "vonage": [message for message, _ in VONAGE],
+    "asterisk": [message for message, _ in ASTERISK],
+    "audiosocket": [message for message, _ in AUDIOSOCKET],
+}
+LINES = (*TELEPHONY_ROUTES, TelephonyRoute("audiosocket", lambda _: AudioSocketDialect()))
+SPICES = ("null", "-1", "1e400", '""', "{}", "[]", '"\\ud800"', "true", '"x"', "[[[", "\x00", "9" * 40)
+
+
+def mangled(message: str | bytes, rng: random.Random) -> str | bytes:
+    """As it is, cut, spiced, or in the other kind of frame."""
+    if isinstance(message, bytes):
+        return rng.choice((message, message[: rng.randrange(len(message) + 1)], rng.randbytes(rng.randrange(700))))
+    at = rng.randrange(len(message) + 1)
+    spiced = message[:at] + rng.choice(SPICES) + message[at + rng.randrange(12) :]
+    return rng.choice((message, message, spiced, message[:at], message.encode(), rng.choice(SPICES)))
+
+
+def check(make: object, name: str, num_messages: int) -> None:
+    rng = random.Random(name)
+    dialect: TelephonyDialect = make("line")  # type: ignore[operator]
+    num_heard = num_refused = 0
+    for number in range(num_messages):
+        if number % 50 == 0:
+            dialect = make("line")  # type: ignore[operator]
+        try:
+            events = dialect.receive_message(mangled(rng.choice(CORPORA[name]), rng))
+        except RemoteProtocolError:
+            num_refused += 1
+            continue
+        num_heard += len(events)
+        if dialect.format is not None:
+            assert all(
+                isinstance(message, str | bytes)
+                for message in (dialect.send_audio(b"\0\0"), dialect.send_clear() or "")
+            )
+        else:
+            assert not any(isinstance(event, CallerAudioReceived) for event in events)
+    assert num_heard > num_messages / 20
+    assert num_refused > num_messages / 20
+
+
+@pytest.mark.parametrize("phone", LINES, ids=lambda phone: phone.path)
+def test_anything_in_any_order(phone: object) -> None:
+    check(phone.dialect, phone.path.rpartition("/")[2], NUM_MESSAGES)  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phone", LINES, ids=lambda phone: phone.path)
+def test_much_of_it(phone: object) -> None:
+    check(phone.dialect, phone.path.rpartition("/")[2], NUM_MESSAGES_SLOW)  # type: ignore[attr-defined]
