@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.config import EngineConfig
 from engine.ops.noise import philox_exponential
 from engine.ops.params import (
     ConvParams,
@@ -292,14 +291,3 @@ class ReferenceOps:
         """Put the tail of every padded buffer back."""
         for pad in pads.layers:
             state[slots, pad.offset : pad.offset + pad.size] = pad.buffer[:, -pad.context :].flatten(1)
-
-
-def select_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
-    """Fused kernels on CUDA, where Triton is there, unless settings say otherwise."""
-    if device.type != "cuda" or not config.triton_kernels:
-        return ReferenceOps()
-    try:
-        from engine.ops.triton_ops import TritonOps
-    except ImportError:
-        return ReferenceOps()
-    return TritonOps(disabled=config.disabled_kernels)

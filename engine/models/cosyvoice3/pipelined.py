@@ -7,7 +7,7 @@ import msgspec
 from engine.models.base import FrameContext
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.talker_program import TalkerProgram
-from engine.ops.reference_ops import select_ops
+from engine.ops.select import select_ops
 
 # 896 is no power of two: a step of one row takes 2.1 ms on an H200 with this kernel, and 1.2 without.
 LEFT_TO_CUBLAS = ("gemv", "gemm")

@@ -14,7 +14,7 @@ from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_inputs import FrameInputs
 from engine.models.qwen3_tts.frame_program import RING_FRAMES
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.ops.reference_ops import select_ops
+from engine.ops.select import select_ops
 
 
 def new_ring(model: Qwen3TTS, config: EngineConfig, device: torch.device) -> Tensor:
