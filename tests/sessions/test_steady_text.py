@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.fairness import Player
+from engine.api import SamplingParams
+from engine.config import EngineConfig
+from engine.ipc import Command
+from engine.launch import CPU_LEAD_TICK_S, EMBEDDED_VOICE
+from engine.load import load_engine
+from engine.loop import EngineLoop
+from engine.streams import EngineStream, StreamTable
+from sessions.clock import WakeEvent, now_s
+from sessions.config import RegistryLimits
+from sessions.events import ResponseAudio
 from sessions.registry import SessionRegistry
 from tests.fakes.engine_script import FakeScript
 from tests.sessions.conftest import PACED, RecordingEngine
@@ -17,6 +30,11 @@ pytestmark = pytest.mark.virtual_time
 NUM_TOKENS = 45  # the segmenter ends no segment of fewer characters at a comma
 TOKEN_MS = 80.0
 MAX_CLUMP_S = 0.25
+# Steps of the embedded voice.
+BASE_S, ROW_S = 0.010, 0.002
+# From a token to its audio: the rest of its word, a step that has begun, and its own step.
+MAX_LATENCY_S = 0.3
+MAX_GAP_S = 0.5
 WORDS = ("so ", "they ", "went ", "a", "long ", "the ", "riv", "er, ", "and ", "then ", "under", "neath ", "it ")
 
 
@@ -122,3 +140,72 @@ async def test_stalled_text_is_cut_once(
     response.end_input()
     await task
     assert len(engine.texts) == 2
+
+
+# -- the embedded voice ------------------------------------------------------------------------------------------
+
+
+class SteppedEngine(EngineLoop):
+    """The part of ``SpeechEngine`` that a response needs, without a thread; each step takes virtual time."""
+
+    def __init__(self, num_other_rows: int) -> None:
+        self.num_other_rows, self.num_segments = num_other_rows, 0
+        config = EngineConfig(lead_step_interval_s=CPU_LEAD_TICK_S, max_running_requests=4)
+        voice = load_engine(EMBEDDED_VOICE, config, "cpu", "float32", is_embedded=True)
+        self.info, self.streams, self.wake = voice.info, StreamTable(self.send), WakeEvent()
+        super().__init__(voice.make_engine, self.streams.dispatch, lambda error: None)
+        self.engine = voice.make_engine()
+        self.engine.clock = now_s
+
+    def send(self, command: Command) -> None:
+        super().send(command)
+        self.wake.set()
+
+    def submit(self, *args) -> EngineStream:
+        self.num_segments += 1
+        return self.streams.submit(*args)
+
+    def prefetch_voices(self, voices: Sequence[str]) -> None: ...
+
+    async def run(self) -> None:
+        while True:
+            self._process_commands()
+            if self.engine.has_work:
+                num_before = self.engine.times.num_rows
+                self.engine.step()
+                num_rows = self.engine.times.num_rows - num_before + self.num_other_rows
+                await asyncio.sleep(BASE_S + ROW_S * num_rows)
+            else:
+                await self.wake.wait(self.engine.next_wake_s())
+            self._flush()
+
+
+@pytest.mark.parametrize(("tokens_per_s", "num_other_rows"), [(8, 4), (8, 32), (15, 32)])
+async def test_steady_text_is_one_segment_and_a_stall_ends_it(tokens_per_s: float, num_other_rows: int) -> None:
+    engine, rng = SteppedEngine(num_other_rows), random.Random(tokens_per_s)
+    running = asyncio.create_task(engine.run())
+    registry = SessionRegistry(engine, RegistryLimits(encoder_threads=0))
+    response = registry.create(settings=replace(PACED, sampling=SamplingParams(seed=1))).create_response()
+    record, reading = reading_task(response)
+    missing_s = 0.0
+    for number, delay_s in enumerate(delays_s(rng, tokens_per_s)):
+        await asyncio.sleep(delay_s)
+        response.push_text(rng.choice(WORDS))
+        # A voice that reads a token in each frame lacks this one for so long.
+        missing_s = max(missing_s, now_s() - (record.times_s or [now_s()])[0] - TOKEN_MS / 1000 * number)
+    assert engine.num_segments == 1, "steady text was cut"
+    response.push_text("end ")
+    await asyncio.sleep(12)
+    player = Player(0.0)
+    for time_s, event in zip(record.times_s, record.events, strict=True):
+        assert isinstance(event, ResponseAudio)
+        player.push(event.num_samples / engine.info.sample_rate, time_s)
+    assert max(player.gaps_s, default=0.0) <= MAX_GAP_S
+    assert sum(player.gaps_s) <= missing_s + MAX_LATENCY_S
+    num_samples = record.num_samples
+    response.end_input()
+    await reading
+    assert record.num_samples - num_samples <= 2 * 480, "the stall kept back more than the last packet"
+    await registry.aclose()
+    running.cancel()
+    await asyncio.wait([running])

@@ -19,6 +19,7 @@ from engine.runtime.request import StepBatch
 from engine.runtime.step_model import StepModel
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.runtime.test_engine import recorder as shaped_recorder
+from tests.engine.runtime.test_step_model import learnt
 from tests.fakes.qwen_checksum import QwenChecksumFamily
 
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -242,13 +243,6 @@ def test_places_for_burst_requests_are_bounded_by_class_and_group() -> None:
         room.check(counts, SpeechRequest(request_id="r", group="three"))
     room.check(counts, SpeechRequest(request_id="r", group="one", lead_ms=2_000))
     room.check(counts, SpeechRequest(request_id="r", group="one", segment=1))
-
-
-def learnt(base_s: float, row_s: float, rows: list[int]) -> StepModel:
-    model = StepModel()
-    for count in rows:
-        model.observe(count, base_s + row_s * count)
-    return model
 
 
 def test_budget_grows_step_by_step_before_the_model_is_known() -> None:
