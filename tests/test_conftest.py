@@ -63,7 +63,7 @@ def test_tasks_are_looked_for_after_the_fixtures_are_torn_down(project):
     project.runpytest_inprocess().assert_outcomes(passed=1)
 
 
-def test_a_thread_of_ours_left_running_fails_its_test(project, monkeypatch):
+def test_thread_left_running_fails_its_test(project, monkeypatch):
     monkeypatch.setattr("tests.conftest.THREAD_GRACE_S", 0.01)
     project.makepyfile("""
         import threading

@@ -160,7 +160,7 @@ async def test_a_token_speaks_and_does_nothing_else() -> None:
         b'{"scopes": [{}]}',
     ],
 )
-async def test_bad_wishes_for_tokens(content: bytes) -> None:
+async def test_invalid_token_request_is_refused(content: bytes) -> None:
     async with live_server(auth__api_keys=f"agent:{KEY}") as live, live.http() as http:
         answer = await http.post("/v1/tokens", content=content, headers={"X-API-Key": KEY})
         assert answer.status_code == 400
@@ -187,7 +187,7 @@ async def test_keys_file_alone_makes_no_token(tmp_path: Path, claims: tuple[str,
 LINES = ("/v1/calls/telnyx", "/v1/calls/plivo", "/v1/calls/vonage", "/v1/calls/asterisk", "/xiaozhi/v1/")
 
 
-async def test_speech_token_opens_no_line_and_calls_token_only_lines() -> None:
+async def test_speech_token_opens_no_call_and_calls_token_only_calls() -> None:
     async with live_server(auth__api_keys=f"agent:{KEY}") as live, live.http() as http:
         speech = (await http.post("/v1/tokens", headers={"X-API-Key": KEY})).json()["token"]
         body = {"scopes": ["calls"]}

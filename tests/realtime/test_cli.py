@@ -55,7 +55,7 @@ def test_the_status_of_a_command_is_the_status_of_the_program(command):
 
 
 @pytest.mark.parametrize("error", [CheckpointError("config.json: no such key"), FileNotFoundError("no such folder")])
-def test_an_expected_error_is_told_in_one_line(command, error, capsys):
+def test_expected_error_is_printed_in_one_line(command, error, capsys):
     command.run = raising(error)
     assert cli.main(["test", "x"]) == 1
     assert capsys.readouterr().err == f"voicewire test: {error}\n"

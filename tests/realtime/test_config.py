@@ -75,7 +75,7 @@ def test_every_default_is_within_its_range() -> None:
 
 
 @pytest.mark.parametrize(("name", "field"), list(settings().items()))
-def test_the_page_tells_each_setting_as_it_is(name: str, field: object) -> None:
+def test_configuration_page_matches_settings(name: str, field: object) -> None:
     assert setting_line(name, field) in PAGE.read_text()
 
 

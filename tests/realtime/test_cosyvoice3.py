@@ -84,7 +84,7 @@ async def test_unknown_instruction_is_rejected_with_known_ones(live: LiveServer)
 @pytest.mark.parametrize(
     "wish", [{"repetition_penalty": 1.05}, {"top_k": 500}, {"subtalker_top_k": 5}, {"chunk_frames": [2]}]
 )
-async def test_a_wish_without_meaning_is_refused_by_its_name(live: LiveServer, wish: dict[str, object]) -> None:
+async def test_meaningless_option_is_refused_by_name(live: LiveServer, wish: dict[str, object]) -> None:
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", json={"input": TEXT, "voice": "anna"} | wish, timeout=30)
     assert answer.status_code == 400
@@ -164,7 +164,7 @@ def test_doctor_reads_the_folder(checkpoint: Path, capsys: pytest.CaptureFixture
     assert "takes instructions" in told
 
 
-def test_doctor_tells_what_works_without_the_encoders(
+def test_doctor_lists_abilities_without_encoders(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in checkpoint.iterdir():

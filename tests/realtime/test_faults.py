@@ -257,7 +257,7 @@ async def test_out_of_blocks_is_overload_and_worth_another_try() -> None:
         assert (await hear(client, "b")).done.status == "completed"
 
 
-async def test_a_fault_of_ours_ends_that_connection_alone(
+async def test_internal_error_ends_one_connection_only(
     live: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with live.session() as unlucky, live.session() as other:

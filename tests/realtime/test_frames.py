@@ -117,7 +117,9 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 @settings(max_examples=100, deadline=None)
 @given(frames=lists_of_frames, places=st.lists(st.integers(0, 10_000), max_size=10), num_early=st.integers(0, 2))
-def test_the_application_is_told_the_same(frames: list[bytes], places: list[int], num_early: int) -> None:
+def test_application_receives_same_as_with_library_frames(
+    frames: list[bytes], places: list[int], num_early: int
+) -> None:
     early, pieces = b"".join(frames[:num_early]), cut(b"".join(frames[num_early:]), places)
     expected = asyncio.run(outcome(pieces, own_frames=False, early=early))
     assert asyncio.run(outcome(pieces, own_frames=True, early=early)) == expected

@@ -65,7 +65,7 @@ async def test_stale_message_is_not_sent_when_link_is_writable() -> None:
 
 
 @pytest.mark.parametrize("ends", ["before", "while it waits"])
-async def test_after_the_end_of_the_line_sending_does_nothing(ends: str) -> None:
+async def test_send_after_close_does_nothing(ends: str) -> None:
     line = FakeLine()
     link = line.link()
     line.ended = ends == "before"
@@ -78,7 +78,7 @@ async def test_after_the_end_of_the_line_sending_does_nothing(ends: str) -> None
     assert not line.sent
 
 
-async def test_a_line_that_takes_nothing_is_cut() -> None:
+async def test_link_without_progress_is_cut() -> None:
     line = FakeLine()
     await line.link(write_timeout_s=0.01).send("never")
     assert line.aborted

@@ -137,7 +137,7 @@ def read(*pieces: bytes) -> int:
     return num_bytes
 
 
-def test_a_few_crumbs_and_many_pieces_are_read() -> None:
+def test_few_small_chunks_and_many_large_ones_are_read() -> None:
     assert read(*[piece(1)] * MAX_SMALL_CHUNKS) == MAX_SMALL_CHUNKS
     assert read(*[piece(SMALL_CHUNK_BYTES)] * 5 * MAX_SMALL_CHUNKS) == 5 * MAX_SMALL_CHUNKS * SMALL_CHUNK_BYTES
 
@@ -150,7 +150,7 @@ def test_more_are_not(pieces: list[bytes]) -> None:
 
 @pytest.mark.parametrize("path", [b"/v1/audio/speech", b"/v1/nothing", b"/v1/text-to-speech/ada"])
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_request_in_crumbs_is_cut(path: bytes, at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_in_small_chunks_is_cut(path: bytes, at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with live_server(auth__api_keys="agent:0123456789abcdef") as live:
         reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
         writer.write(POST % path)

@@ -23,7 +23,7 @@ def root_logger_as_it_was() -> Iterator[None]:
     root.setLevel(level)
 
 
-def test_a_line_is_one_object_with_the_named_fields_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_line_is_one_object_with_known_fields(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs(LogSettings(format="json"))
     logging.getLogger("voicewire").info("session opened", extra={"session_id": "s1", "text": "what was said"})
     line = json.loads(capsys.readouterr().err)
@@ -127,7 +127,7 @@ def test_what_asyncio_says_of_faults_quotes_nobody(capsys: pytest.CaptureFixture
     assert "ValueError" in told or fault == "destroyed"
 
 
-def test_at_debug_asyncio_tells_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_asyncio_errors_are_logged_in_full_at_debug(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs(LogSettings(format="text", level="debug"))
     logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: %r", "what a client said")
     assert "what a client said" in capsys.readouterr().err

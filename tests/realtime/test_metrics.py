@@ -42,7 +42,7 @@ def readings(metrics: ServerMetrics) -> dict[str, float]:
     return {name.removeprefix(PREFIX): float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
-def test_what_is_counted_and_observed_is_told() -> None:
+def test_counted_and_observed_metrics_are_exposed() -> None:
     metrics = ServerMetrics(Server())
     metrics.inc("audio_underruns_total", cause="text")
     metrics.observe("time_to_first_audio_seconds", 0.05)

@@ -99,7 +99,7 @@ async def test_the_page_shadows_no_other_address() -> None:
             assert (await http.get(path)).status_code == 200
 
 
-async def test_fault_of_the_server_is_told_in_json_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_is_json_without_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
     async with live_server() as live, live.http() as http:
         monkeypatch.setattr(ServerMetrics, "exposition", fail)
         answer = await http.get("/metrics")

@@ -141,7 +141,7 @@ async def test_killed_server_is_detected_and_can_restart() -> None:
         assert (await speak(client, TEXT[:12])).done.status == "completed"
 
 
-async def test_the_log_tells_ids_and_no_text() -> None:
+async def test_log_has_ids_and_no_text() -> None:
     async with server() as running:
         async with await open_session(running.url) as client:
             assert (await speak(client, "a secret sentence")).done.status == "completed"
@@ -175,5 +175,5 @@ async def test_a_signal_in_the_last_moment_of_a_start_ends_it_too(number: signal
     assert signal.getsignal(number) == before
 
 
-async def test_a_start_that_nobody_stops_comes_to_its_end() -> None:
+async def test_start_without_signal_completes() -> None:
     assert await run_until_signal(asyncio.sleep(0.01))

@@ -134,7 +134,7 @@ RESOLVER_BASE = SpeechSettings(voice="ada", language="auto", lead_ms=10_000)
 GRANTOR = OptionResolver(RESOLVER_BASE, FAKE_INFO, {"21m00Tcm4TlvDq8ikWAM": "ben"}, lambda name: name == "mine")
 
 
-def test_a_wish_for_nothing_is_the_servers_default() -> None:
+def test_empty_options_give_server_defaults() -> None:
     settings, warnings = GRANTOR.resolve(SpeechOptions())
     wanted = AudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=24_000)
     assert (settings, warnings) == (replace(RESOLVER_BASE, format=wanted), ())
@@ -148,7 +148,7 @@ def test_voices_by_our_name_theirs_and_the_callers(named: str, voice: str) -> No
     assert (settings.voice, warnings) == (voice, ())
 
 
-def test_what_we_do_not_have_becomes_the_default_and_is_told() -> None:
+def test_unsupported_option_becomes_default_with_warning() -> None:
     settings, warnings = GRANTOR.resolve(SpeechOptions(voice="z" * 100, language="xx", speed=9.0))
     assert (settings.voice, settings.language, settings.speed) == ("ada", "auto", 4.0)
     assert warnings == (

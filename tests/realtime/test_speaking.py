@@ -34,7 +34,7 @@ def check_order(spoken: SpokenResponse) -> None:
     assert {message.response for message in spoken.audio} <= {spoken.created.response}
 
 
-async def test_the_first_event_tells_what_the_server_can(live: LiveServer) -> None:
+async def test_first_event_lists_server_capabilities(live: LiveServer) -> None:
     async with live.session() as client:
         created = client.created
     assert (created.protocol, created.model, created.voices) == ("voicewire.v1", "fake", ("ada", "ben"))
@@ -94,7 +94,7 @@ async def test_every_format(live: LiveServer, encoding: str, rate: int, kind: ev
     assert spoken.done.audio_ms == pytest.approx(1000 * spoken.done.audio_samples / rate)
 
 
-async def test_two_replies_at_once_are_told_apart(live: LiveServer) -> None:
+async def test_concurrent_responses_are_distinguished(live: LiveServer) -> None:
     async with live.session() as client:
         for response_id in ("a", "b"):
             await client.send(ev.ResponseCreate(response_id=response_id, text=TEXT, end=True))
@@ -141,7 +141,7 @@ async def test_a_flush_speaks_what_is_there_and_is_answered(live: LiveServer) ->
         assert (await hear(client)).done.status == "completed"
 
 
-async def test_a_cancel_ends_the_sound_and_tells_what_was_heard(live: LiveServer) -> None:
+async def test_cancel_ends_audio_and_reports_heard_text(live: LiveServer) -> None:
     live.engine.script_next(FakeScript(ms_per_char=60.0, first_chunk_s=0.01, real_time_factor=0.5))
     async with live.session() as client:
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT, end=True))
@@ -225,7 +225,7 @@ async def test_goodbye_without_a_reply_closes_at_once(live: LiveServer) -> None:
         assert await close_code(client) == 1000
 
 
-async def test_words_are_told_with_their_times_when_asked_for(live: LiveServer) -> None:
+async def test_word_times_are_sent_on_request(live: LiveServer) -> None:
     async with live.session() as client:
         spoken = await speak(client, TEXT, word_times=True)
         silent = await speak(client, TEXT, "other")

@@ -82,7 +82,7 @@ async def test_pcm_is_the_wav_without_its_header(live: LiveServer) -> None:
     assert content == wav[44:]
 
 
-async def test_opus_in_ogg_ends_where_the_sound_ends(live: LiveServer) -> None:
+async def test_ogg_opus_ends_at_last_sample(live: LiveServer) -> None:
     _, headers, content = await post(live, response_format="opus")
     assert headers["content-type"] == "audio/ogg"
     packets, end = read_ogg(content)
@@ -124,14 +124,14 @@ async def test_audio_is_sent_while_it_is_spoken(live: LiveServer) -> None:
             pass
 
 
-async def test_a_listener_who_leaves_frees_the_work(live: LiveServer) -> None:
+async def test_client_disconnect_frees_its_work(live: LiveServer) -> None:
     live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
     async with live.http() as http, http.stream("POST", "/v1/audio/speech", json={"input": TEXT * 10}) as answer:
         await anext(answer.aiter_raw())
     await until(lambda: live.speech.num_active_responses == 0)
 
 
-async def test_an_unknown_voice_becomes_ours_with_a_warning(live: LiveServer) -> None:
+async def test_unknown_voice_becomes_default_with_warning(live: LiveServer) -> None:
     for voice in ("alloy", {"id": "voice_1234"}):
         status, headers, _ = await post(live, voice=voice)
         assert status == 200
@@ -203,7 +203,7 @@ async def test_a_body_that_never_ends() -> None:
 
 
 @pytest.mark.parametrize(("script", "status"), [(FakeScript(fail_at_frame=0), 500), (FakeScript(die_at_frame=0), 503)])
-async def test_a_failure_before_the_first_sound_has_a_status(live: LiveServer, script: FakeScript, status: int) -> None:
+async def test_failure_before_first_audio_has_http_status(live: LiveServer, script: FakeScript, status: int) -> None:
     live.engine.script_next(script)
     assert (await error_of(live))[0] == status
 
@@ -290,6 +290,6 @@ async def test_client_disconnect_before_first_audio_frees_work() -> None:
         await until(lambda: "voicewire http client" not in {task.get_name() for task in asyncio.all_tasks()})
 
 
-async def test_nobody_waits_for_a_client_to_leave_once_it_hears(live: LiveServer) -> None:
+async def test_no_task_awaits_disconnect_after_first_audio(live: LiveServer) -> None:
     assert (await post(live))[0] == 200
     assert "voicewire http client" not in {task.get_name() for task in asyncio.all_tasks()}

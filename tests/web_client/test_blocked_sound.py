@@ -10,7 +10,7 @@ from tests.web_client.conftest import LATEST, SOUNDING, launch
 NOTICE = "document.querySelector('.notice')?.innerText ?? ''"
 
 
-def test_it_is_told_and_a_click_lets_the_sound_out(quick):
+def test_blocked_audio_is_reported_and_starts_on_click(quick):
     """A script speaks before anybody touched the page. Playwright's own evaluation counts as a touch."""
     with launch("--autoplay-policy=document-user-activation-required") as browser:
         page = browser.new_page()

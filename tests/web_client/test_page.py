@@ -29,7 +29,7 @@ def say(page, text: str) -> None:
     page.click("#speak")
 
 
-def test_a_text_is_spoken_and_told_as_heard(page):
+def test_page_speaks_text_and_shows_heard_text(page):
     assert page.inner_text("#connection") == "connected · fake"
     assert page.locator("#voice option").all_inner_texts() == ["ada", "ben"]
     page.select_option("#voice", "ben")
@@ -132,7 +132,7 @@ def test_text_arrives_like_tokens(page):
     assert page.locator("#log-lines li", has_text="text.append").count() > 8
 
 
-def test_several_replies_sound_at_once_and_apart(page):
+def test_concurrent_replies_play_separately(page):
     page.select_option("#copies", "4")
     say(page, LONG)
     until(page, "voicewire.active.filter((response) => response.played_ms > 0).length === 4")

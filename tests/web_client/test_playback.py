@@ -172,7 +172,7 @@ def test_a_server_that_is_too_slow_is_detected(open_page, serve):
 
 
 @pytest.mark.slow
-def test_text_that_is_late_is_told_from_a_server_that_is(page):
+def test_underrun_cause_distinguishes_text_from_server(page):
     told = hear(page, deltas=["Some words to begin with. ", "And more, much later. "], gap_ms=1_800)
     underruns = told["statistics"]["underruns"]
     assert sum(underruns.values()) == kinds(told).count("started") - 1

@@ -50,7 +50,7 @@ def test_a_server_15_percent_too_slow_fails_its_continuity(capsys: pytest.Captur
     assert line["underruns"]["engine"] > 0
 
 
-def test_light_clients_tell_the_same_of_a_healthy_server(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
+def test_light_clients_measure_healthy_server_equally(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
     with server({"first_chunk_s": 0.05, "real_time_factor": 0.3}) as running:
         arguments = ("--url", running.url, "--sessions", "3", "--responses", "1", "--corpus", corpus)
         whole, light = (bench(capsys, *arguments, *flags) for flags in ((), ("--count-packets",)))
@@ -64,7 +64,7 @@ def test_light_clients_tell_the_same_of_a_healthy_server(capsys: pytest.CaptureF
     assert 0.5 < seconds[0] / seconds[1] < 2
 
 
-def test_light_clients_hear_gaps_too(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
+def test_light_clients_detect_underruns(capsys: pytest.CaptureFixture[str], corpus: str) -> None:
     with server({"first_chunk_s": 0.05, "real_time_factor": 1.15}) as running:
         arguments = ("--url", running.url, "--responses", "1", "--corpus", corpus, "--no-cancel", "--count-packets")
         status, line = bench(capsys, *arguments)

@@ -169,7 +169,7 @@ OUTCOMES = [
 ]
 
 
-def test_the_last_line_has_the_keys_that_were_promised() -> None:
+def test_last_report_line_has_documented_keys() -> None:
     line = msgspec.json.decode(msgspec.json.encode(summarise(OUTCOMES, 3, burst=False, server_rss_mb=50.04)))
     assert (
         line.items()
@@ -205,7 +205,7 @@ def test_an_error_or_a_gap_fails_the_check(outcomes: list[ResponseResult], passe
     assert summarise(outcomes, 1, burst=False, server_rss_mb=None).is_success is passed
 
 
-def test_nothing_at_all_can_be_told_too() -> None:
+def test_report_of_no_responses_is_valid() -> None:
     summary = summarise([], 1, burst=False, server_rss_mb=None)
     assert "continuity" in table(summary)
     assert plot([]).startswith("<svg")

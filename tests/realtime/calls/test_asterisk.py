@@ -117,7 +117,7 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize("extension", WAYS)
-def test_the_caller_hears_what_the_agent_says(server: ServerProcess, pbx: Asterisk, extension: str) -> None:
+def test_caller_receives_speech_of_agent(server: ServerProcess, pbx: Asterisk, extension: str) -> None:
     from training.asr_judge import Recognizer, to_16k
 
     with answered(server, pbx, extension, "listens") as agent:
@@ -166,7 +166,7 @@ def test_the_callers_voice_cuts_the_reply(server: ServerProcess, pbx: Asterisk, 
 
 
 @pytest.mark.parametrize("extension", WAYS)
-def test_a_key_in_mid_speech_is_told(server: ServerProcess, pbx: Asterisk, extension: str) -> None:
+def test_dtmf_during_playout_is_reported(server: ServerProcess, pbx: Asterisk, extension: str) -> None:
     with answered(server, pbx, extension, "presses") as agent:
         agent.tell("say", text=LONG)
         assert agent.told("call.dtmf")["digit"] == "7"

@@ -90,7 +90,7 @@ async def test_it_can_be_turned_off(speech: list[str]) -> None:
         assert call.far.num_clears == 0
 
 
-async def test_a_line_full_of_noise_and_keys_interrupts_nothing() -> None:
+async def test_noise_and_dtmf_do_not_interrupt() -> None:
     rng = np.random.default_rng(4)
     noise = list(payloads((0.003 * rng.standard_normal(24_000)).astype(np.float32)))
     async with phone() as call:

@@ -126,7 +126,7 @@ async def test_text_may_come_piece_by_piece_with_marks_between() -> None:
             await call.command(model.AppendCommand(reply_id="r", text="more"))
 
 
-async def test_an_interrupt_cuts_all_there_is_and_tells_what_was_heard() -> None:
+async def test_interrupt_stops_all_replies_and_reports_heard_text() -> None:
     async with phone() as call:
         await connect(call)
         await call.command(model.SayCommand(text=TEXT, reply_id="first"))
@@ -173,7 +173,7 @@ async def test_what_was_sent_and_not_played_is_cut_too() -> None:
         assert cut.heard.remaining.strip() == "good day."
 
 
-async def test_marks_that_never_return_are_told_by_the_clock() -> None:
+async def test_marks_that_never_return_are_reported_by_clock() -> None:
     async with phone(calls__mark_timeout_s=2.0) as call:
         call.far._returns_marks = False
         await connect(call)
@@ -184,7 +184,7 @@ async def test_marks_that_never_return_are_told_by_the_clock() -> None:
         assert not played.confirmed
 
 
-async def test_keys_pressed_in_mid_speech_are_told_and_cut_nothing() -> None:
+async def test_dtmf_during_playout_is_reported_without_interruption() -> None:
     async with phone() as call:
         await connect(call)
         await call.command(model.SayCommand(text=TEXT))
@@ -398,7 +398,7 @@ async def test_a_wire_that_broke_says_it_once(caplog: pytest.LogCaptureFixture) 
     assert sum("telephony protocol error" in record.message for record in caplog.records) == 1
 
 
-async def test_a_cancelled_call_is_told_as_hung_up() -> None:
+async def test_cancelled_call_is_reported_as_hung_up() -> None:
     async with phone() as call:
         await connect(call)
         await call.command(model.SayCommand(text=TEXT, reply_id="r"))

@@ -103,7 +103,7 @@ async def test_a_call_is_known_spoken_into_and_ended_from_everywhere(fleet: Flee
         assert stranger.events.empty()
 
 
-async def test_who_joins_later_hears_of_the_calls_that_are_there(fleet: Fleet) -> None:
+async def test_late_hub_client_receives_existing_calls(fleet: Fleet) -> None:
     here, there = await fleet.gateway(), await fleet.gateway()
     async with call(here) as first, call(there, "c2") as second:
         late = await fleet.gateway()
@@ -165,7 +165,7 @@ async def test_hub_answer_after_end_of_call_is_ignored(fleet: Fleet) -> None:
             assert [await heard(agent), await heard(agent)] == [second.connected, played("c2")]
 
 
-async def test_a_line_to_the_exchange_that_breaks_is_made_anew(fleet: Fleet) -> None:
+async def test_broken_hub_connection_is_reconnected(fleet: Fleet) -> None:
     here, there = await fleet.gateway(), await fleet.gateway()
     with there.board.subscribe(KEY) as agent:
         async with call(here) as live:

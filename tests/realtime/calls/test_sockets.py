@@ -136,7 +136,7 @@ async def test_calls_belong_to_their_key(live: LiveServer) -> None:
         {"Authorization": f"Bearer {KEY}"},
     ],
 )
-async def test_a_line_that_twilio_did_not_sign_is_refused(live: LiveServer, headers: dict[str, str]) -> None:
+async def test_call_without_twilio_signature_is_rejected(live: LiveServer, headers: dict[str, str]) -> None:
     with pytest.raises(InvalidStatus) as refused:
         async with dial(live, "/v1/calls/twilio", **headers):
             pass
@@ -274,7 +274,7 @@ async def test_the_auth_token_is_in_no_log(live: LiveServer, caplog: pytest.LogC
     assert TEXT not in caplog.text
 
 
-def test_an_owner_who_has_no_key_stops_the_start() -> None:
+def test_owner_without_key_prevents_start() -> None:
     with pytest.raises(ConfigError, match=r"calls\.default_key_name"):
         create_app(load_config(flags={"calls.default_key_name": "nobody"}), FakeSpeechEngine())
 

@@ -36,7 +36,7 @@ def test_doctor_on_healthy_machine_exits_0_and_lists_all_parts(folder, capsys):
         assert f" {subject}: " in shown
 
 
-def test_a_missing_required_part_is_told_with_its_remedy(tmp_path, capsys):
+def test_doctor_names_remedy_for_missing_required_part(tmp_path, capsys):
     assert main(["doctor", "--model", str(tmp_path / "nowhere")]) == 1
     shown = capsys.readouterr().out
     assert "MISSING checkpoint: " in shown
@@ -62,7 +62,7 @@ def test_optional_parts_never_fail(monkeypatch):
     assert main(["doctor"]) == 0
 
 
-def test_lines_tell_present_missing_and_absent_apart():
+def test_doctor_distinguishes_present_missing_and_absent():
     assert line(CheckResult("a", True, "1.0", "do this")) == "ok      a: 1.0"
     assert line(CheckResult("a", False, "gone", "do this")) == "MISSING a: gone -> do this"
     assert line(CheckResult("a", False, "gone", "do this", required=False)) == "absent  a: gone -> do this"

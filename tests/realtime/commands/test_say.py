@@ -54,7 +54,7 @@ def test_a_text_is_spoken_into_a_file(fake_engine, wav, capsys):
     assert not fake_engine.is_alive
 
 
-def test_without_a_seed_one_is_drawn_and_told(fake_engine, wav, capsys):
+def test_say_without_seed_prints_random_seed(fake_engine, wav, capsys):
     main(["say", TEXT, "-o", str(wav)])
     assert f"seed {fake_engine.requests[0].sampling.seed}" in capsys.readouterr().err
 
@@ -90,7 +90,7 @@ def test_ctrl_c_cancels_and_keeps_what_was_written(fake_engine, wav, capsys):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_an_engine_that_fails_midway_is_told(fake_engine, wav, capsys):
+def test_say_reports_engine_failure_in_mid_speech(fake_engine, wav, capsys):
     fake_engine.script_next(FakeScript(fail_at_frame=3, first_chunk_s=0.0, real_time_factor=0.0))
     assert main(["say", TEXT, "-o", str(wav)]) == 1
     assert "failed" in capsys.readouterr().err
@@ -98,20 +98,20 @@ def test_an_engine_that_fails_midway_is_told(fake_engine, wav, capsys):
 
 
 @pytest.mark.parametrize("arguments", [["--voice", "nobody"], ["--language", "xx"]])
-def test_what_the_engine_does_not_have_is_told_in_one_line(fake_engine, wav, arguments, capsys):
+def test_say_reports_unsupported_feature_in_one_line(fake_engine, wav, arguments, capsys):
     assert main(["say", TEXT, "-o", str(wav), *arguments]) == 1
     assert arguments[1] in capsys.readouterr().err
     assert not wav.exists()
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\U0001f600"])
-def test_a_text_that_cannot_be_spoken_is_told(fake_engine, wav, text, capsys):
+def test_say_reports_unspeakable_text(fake_engine, wav, text, capsys):
     assert main(["say", text, "-o", str(wav)]) == 1
     assert "nothing that can be spoken" in capsys.readouterr().err
     assert not wav.exists()
 
 
-def test_a_file_that_cannot_be_written_is_told(fake_engine, tmp_path, capsys):
+def test_say_reports_file_that_cannot_be_written(fake_engine, tmp_path, capsys):
     assert main(["say", TEXT, "-o", str(tmp_path / "no" / "such.wav")]) == 1
     assert "such.wav" in capsys.readouterr().err
 
@@ -156,7 +156,7 @@ def test_progress_is_live_on_a_terminal(fake_engine, wav, monkeypatch):
     assert terminal.getvalue().count("\r") > 3
 
 
-def test_an_engine_that_makes_no_sound_is_given_up(fake_engine, wav, capsys, monkeypatch):
+def test_say_gives_up_on_silent_engine(fake_engine, wav, capsys, monkeypatch):
     fake_engine.script = FakeScript(first_chunk_s=1_000.0)
     monkeypatch.setattr(say, "LIMITS", replace(say.LIMITS, engine_timeout_s=0.01))
     monkeypatch.setattr(say, "PROGRESS_INTERVAL_S", 0.02)

@@ -86,7 +86,7 @@ def wait_for_size(path: Path, num_bytes: int) -> None:
     ("arguments", "complaint"),
     [(["--voice", "nobody"], "voice 'nobody' is unknown"), (["--language", "xx"], "language 'xx' is unknown")],
 )
-def test_what_the_server_refuses_is_told(
+def test_say_reports_refusal_of_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
 ) -> None:
     with server() as running:

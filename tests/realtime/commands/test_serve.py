@@ -50,7 +50,7 @@ def test_a_setting_without_a_value_is_refused() -> None:
         (["--set", "engine.options=5"], 2, "engine.options = 5 (command line): expected a table"),
     ],
 )
-def test_what_cannot_be_served_is_told_in_a_line(
+def test_unservable_configuration_is_one_line_error(
     capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, complaint: str
 ) -> None:
     assert main(["serve", *arguments]) == status
@@ -64,7 +64,7 @@ def test_settings_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "limits.max_errors_per_connection = 100: a whole number from 1 to 1000000" in capsys.readouterr().out
 
 
-def test_a_server_tells_where_it_is_and_ends_in_order(tmp_path: Path) -> None:
+def test_server_prints_address_and_stops_in_order(tmp_path: Path) -> None:
     config = tmp_path / "voicewire.toml"
     model = write_checkpoint(tmp_path / "model")
     config.write_text(f'[listen]\nport = 0\n[engine]\nmodel = "{model}"\noptions.lazy_graph_capture = true\n')

@@ -88,7 +88,7 @@ def test_voices_folder_is_accepted_before_and_after_action(
     assert not folder.exists()
 
 
-def test_the_server_s_file_tells_where_voices_are(
+def test_configuration_file_gives_voices_folder(
     engine: FakeSpeechEngine, tmp_path: Path, wav: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VOICEWIRE_VOICES_FOLDER", raising=False)

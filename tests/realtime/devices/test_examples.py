@@ -47,7 +47,7 @@ async def test_a_text_by_wyoming(tmp_path: Path) -> None:
     assert 0.5 < seconds_in(tmp_path / "x.wav") < 3
 
 
-def test_the_page_tells_of_every_message_and_field() -> None:
+def test_mqtt_page_lists_every_message_and_field() -> None:
     for kind in msgspec.inspect.type_info(messages.ClientMessage).types:  # type: ignore[attr-defined]
         assert f'{{"t":"{kind.tag}"' in PAGE
     for kind in msgspec.inspect.type_info(messages.ServerMessage).types:  # type: ignore[attr-defined]

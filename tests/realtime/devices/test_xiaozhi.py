@@ -147,7 +147,7 @@ async def test_what_the_user_wrote_reaches_the_agent(live: LiveServer) -> None:
         assert (await told(agent, "call.hung_up"))["reason"] == "caller"
 
 
-async def test_a_microphone_that_sends_garbage_harms_nobody(live: LiveServer) -> None:
+async def test_invalid_microphone_audio_affects_nothing_else(live: LiveServer) -> None:
     async with dial(live, "/v1/calls") as agent, device(live, 3) as line:
         await greet(line)
         call = await told(agent, "call.connected")

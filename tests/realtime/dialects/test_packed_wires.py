@@ -43,7 +43,7 @@ def pack(kind: str, **fields: object) -> bytes:
     return msgspec.msgpack.encode({"type": kind, **fields})
 
 
-async def test_kyutai_speaks_words_and_tells_their_times(live: LiveServer) -> None:
+async def test_kyutai_sends_words_with_times(live: LiveServer) -> None:
     async with dial(
         live, "/api/tts_streaming?format=PcmMessagePack", additional_headers={"kyutai-api-key": KEY}
     ) as socket:

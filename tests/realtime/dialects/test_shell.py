@@ -268,7 +268,7 @@ async def test_messages_of_one_event_stay_together_on_stalling_link(
         assert [f"end {begun.removeprefix('begin ')}" for begun in pairs[::2]] == pairs[1::2]
 
 
-async def test_the_metrics_tell_wires_apart(live: LiveServer) -> None:
+async def test_metrics_distinguish_dialects(live: LiveServer) -> None:
     async with dial(live, "/tiny") as socket:
         await socket.send(TEXT)
         await socket.send("")

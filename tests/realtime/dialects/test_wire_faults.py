@@ -195,7 +195,7 @@ async def test_a_voice_we_do_not_have_is_spoken_by_the_default_one(live: LiveSer
 
 
 @every
-async def test_an_engine_that_dies_is_told_in_the_wires_words(client: VendorClient) -> None:
+async def test_engine_failure_is_reported_in_vendor_format(client: VendorClient) -> None:
     async with live_server(FakeSpeechEngine(FakeScript(fail_at_frame=2, real_time_factor=0.02))) as live:
         async with dial(live, client) as socket:
             await send(socket, client, client.say("t1", TEXT) + client.end("t1"))

@@ -46,7 +46,7 @@ async def test_two_turns_on_a_socket(live: LiveServer, client: VendorClient) -> 
 
 
 @every
-async def test_the_sound_is_that_of_the_native_wire(client: VendorClient) -> None:
+async def test_audio_equals_native_wire(client: VendorClient) -> None:
     async with live_server(FakeSpeechEngine(QUICK)) as live:
         async with live.session() as native:
             pcm = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=24_000)
@@ -76,9 +76,7 @@ async def test_an_interruption_and_a_turn_after_it(client: VendorClient) -> None
 
 
 @every
-async def test_nobody_waits_for_words_that_nobody_is_told(
-    client: VendorClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unsent_word_times_delay_nothing(client: VendorClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next of a line begins when the one before has told its end."""
     kept: list[int] = []
     pushed: list[int] = []

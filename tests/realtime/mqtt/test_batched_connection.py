@@ -170,7 +170,7 @@ async def test_what_is_posted_and_not_taken_ends_the_line(tmp_path: Path) -> Non
             broker.kill()
 
 
-async def test_a_broker_that_dies_lets_nobody_wait(tmp_path: Path) -> None:
+async def test_dead_broker_blocks_no_publisher(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
         async with lines(broker, response_timeout_s=10 * WAIT_S) as (one, two):
             broker.stop_answering()
@@ -214,7 +214,7 @@ async def test_what_the_broker_does_not_allow_is_no_success(tmp_path: Path, gath
             assert [heard.payload for heard in await next_of(two.messages(), 3)] == [b"", b"", b"last"]
 
 
-async def test_nothing_is_taken_once_nobody_listens(broker: Mosquitto) -> None:
+async def test_no_message_is_read_after_last_listener_left(broker: Mosquitto) -> None:
     async with lines(broker) as (one, two):
         await one.subscribe("row")
         taken: list[IncomingMessage] = []

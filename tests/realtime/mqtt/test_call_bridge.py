@@ -54,7 +54,7 @@ async def test_an_agent_speaks_into_a_call(broker: Mosquitto) -> None:
         assert (await told(agent, "error"))["code"] in {"message_too_big", "unknown_call"}
 
 
-async def test_without_a_setting_nobody_hears_of_calls(broker: Mosquitto, live: LiveServer) -> None:
+async def test_calls_are_not_published_without_setting(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as agent, dial(live, "/v1/calls/twilio") as line:
         await line.send(twilio_simulator.connected())
         await line.send(twilio_simulator.start())

@@ -183,7 +183,7 @@ pattern readwrite voice/v1/s/%c/#
 
 @pytest.mark.parametrize("gathered", [True, False])
 @pytest.mark.parametrize("forbidden", ["c", "s"])
-async def test_a_session_that_may_not_be_told_anything_ends(
+async def test_session_with_forbidden_topic_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, forbidden: str, gathered: bool
 ) -> None:
     """The server may not write its answers, or its events."""
@@ -284,7 +284,7 @@ async def test_a_server_that_connects_while_it_drains_stands_aside(tmp_path: Pat
                 assert {(await agent.open()).answer["worker"] for _ in range(4)} == {bridge_of(staying).worker}
 
 
-async def test_a_fault_of_ours_in_one_session_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_internal_error_in_session_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: bytes) -> None:
         raise KeyError("a fault of ours")
 

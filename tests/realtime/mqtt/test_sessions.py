@@ -69,7 +69,7 @@ def check_packets(sounds: list, audio_ms: float) -> None:
     assert not any(one.properties.get("retain") for one in sounds)
 
 
-async def test_a_cancel_stops_and_tells_what_was_heard(broker: Mosquitto) -> None:
+async def test_cancel_stops_and_reports_heard_text(broker: Mosquitto) -> None:
     async with bridged(broker, FakeSpeechEngine(SLOW)) as live, client(broker) as agent:
         session = await agent.open(lead_ms=1_000)
         await session.say(text(TEXT * 10), END, text("This waits."))
@@ -332,7 +332,7 @@ def test_say_names_a_wrong_address(url: str, tmp_path: Path, capsys: pytest.Capt
     assert "broker" in capsys.readouterr().err
 
 
-def test_an_owner_that_is_nobody_is_named() -> None:
+def test_unknown_owner_is_named() -> None:
     config = load_config(flags={"mqtt.host": "127.0.0.1", "mqtt.default_key_name": "nobody"})
     with pytest.raises(ConfigError, match=r"mqtt\.default_key_name = 'nobody'"):
         create_app(config, FakeSpeechEngine())

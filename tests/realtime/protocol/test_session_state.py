@@ -130,7 +130,7 @@ def test_only_the_last_replies_are_remembered() -> None:
 
 @settings(max_examples=300)
 @given(st.lists(STEPS, max_size=60))
-def test_whatever_is_said_each_reply_ends_once(steps: list[ClientEvent | str]) -> None:
+def test_each_response_ends_once_for_any_messages(steps: list[ClientEvent | str]) -> None:
     conversation = SessionStateMachine(max_remembered=2)
     live: set[str] = set()
     for step in steps:

@@ -148,7 +148,7 @@ async def test_one_clock_runs_over_all_of_it(pieces: list[bytes | float]) -> Non
             await local(timeout_s=0.3).fetch(f"http://good.test:{port}/")
 
 
-async def test_a_body_in_crumbs_costs_little() -> None:
+async def test_body_in_tiny_pieces_is_read_cheaply() -> None:
     """Each crumb is work for the parser, and the event loop is everybody's."""
     crumbs = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 20_000
     most = 0

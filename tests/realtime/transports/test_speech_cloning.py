@@ -99,7 +99,7 @@ async def test_what_makes_no_voice_is_refused_by_name(live: LiveServer, body: di
     assert words in error["message"]
 
 
-async def test_a_wrong_field_is_told_before_a_recording_is_heard(live: LiveServer) -> None:
+async def test_invalid_field_is_reported_before_reading_recording(live: LiveServer) -> None:
     status, error = await speak(live, ref_audio=data_uri(WAV), temperature=9)
     assert (status, error["param"]) == (400, "temperature")
     assert live.engine.samples == []
@@ -123,7 +123,7 @@ async def test_fetching_can_be_turned_off(tmp_path: Path) -> None:
         assert "fetches nothing" in error["message"]
 
 
-async def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
+async def test_concurrent_encoding_above_limit_is_overloaded(tmp_path: Path) -> None:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_concurrent_encodings=1) as live:
         with live.speech.cloning.gate.acquire():
             status, error = await speak(live, ref_audio=data_uri(WAV))
@@ -131,7 +131,7 @@ async def test_too_many_at_once_are_told_to_come_again(tmp_path: Path) -> None:
         assert (await speak(live, ref_audio=data_uri(WAV)))[0] == 200
 
 
-async def test_who_has_no_place_is_told_before_a_recording_is_heard(tmp_path: Path) -> None:
+async def test_request_above_limit_is_refused_before_recording(tmp_path: Path) -> None:
     flags = {"voices__folder": str(tmp_path), "limits__max_active_responses_per_key": 1}
     async with live_server(cloning_engine(), **flags) as live:
         live.engine.script = FakeScript(first_chunk_s=60.0)

@@ -61,7 +61,7 @@ def samples(content: bytes, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MEDIA_TYPES)
-async def test_every_format_tells_the_same(live: LiveServer, name: str) -> None:
+async def test_every_format_has_equal_duration_and_level(live: LiveServer, name: str) -> None:
     status, headers, content = await post(live, response_format=name)
     assert (status, headers["content-type"]) == (200, MEDIA_TYPES[name])
     _, _, plain = await post(live, response_format="pcm")
@@ -121,7 +121,7 @@ async def test_streaming_is_refused_to_a_format_that_cannot(live: LiveServer, bo
     assert "flac cannot be streamed" in error["message"]
 
 
-async def test_an_error_after_the_first_sound_is_an_event(live: LiveServer) -> None:
+async def test_error_after_first_audio_is_an_event(live: LiveServer) -> None:
     live.engine.script_next(FakeScript(first_chunk_s=0.01, real_time_factor=0.01, fail_at_frame=4))
     _, _, content = await post(live, stream_format="sse", response_format="pcm")
     events = read_events(content)

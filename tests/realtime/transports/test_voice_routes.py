@@ -185,7 +185,7 @@ async def test_an_upload_that_never_ends(tmp_path: Path) -> None:
         await until(lambda: live.speech.cloning.uploads.num_inside == 0)
 
 
-async def test_too_many_uploads_at_once_are_told_to_come_again(tmp_path: Path) -> None:
+async def test_concurrent_uploads_above_limit_are_overloaded(tmp_path: Path) -> None:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path), voices__max_concurrent_uploads=1) as live:
         with live.speech.cloning.uploads.acquire():
             status, told = await add(live)
@@ -253,7 +253,7 @@ async def test_keys_have_voices_of_their_own(tmp_path: Path) -> None:
         assert (await get(live, f"{PATH}/ann", BOB))[0] == 200
 
 
-async def test_a_browser_is_not_told_who_agreed_nor_what_was_said(tmp_path: Path) -> None:
+async def test_browser_receives_neither_consent_nor_transcript(tmp_path: Path) -> None:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path), auth__api_keys=KEYS) as live:
         assert (await add(live, headers=ALICE, ref_text="My secret."))[0] == 200
         async with live.http() as http:
@@ -272,7 +272,7 @@ def voice_of_operator(name: str) -> StoredVoice:
     return StoredVoice(manifest, type(voice("x").clone)(embedding=embedding))
 
 
-async def test_a_voice_made_for_another_model_is_told_so(live: LiveServer, tmp_path: Path) -> None:
+async def test_voice_of_another_model_is_refused_with_reason(live: LiveServer, tmp_path: Path) -> None:
     VoiceStore(tmp_path).add(voice("foreign", owner="local"))
     async with live.http() as http:
         answer = await http.post("/v1/audio/speech", json={"input": "Hello.", "voice": "foreign"})

@@ -210,7 +210,7 @@ def ends(dialect: MqttOneShotDialect, *, broken_first: bool, broken_last: bool) 
 
 @pytest.mark.parametrize("broken_first", [False, True])
 @pytest.mark.parametrize("broken_last", [False, True])
-def test_there_is_one_last_message_and_no_sound_behind_it(broken_first: bool, broken_last: bool) -> None:
+def test_one_shot_ends_once_without_later_audio(broken_first: bool, broken_last: bool) -> None:
     told = ends(text(), broken_first=broken_first, broken_last=broken_last)
     messages = [intent.message for intent in told if isinstance(intent, model.SendMessage)]
     last = parse_server_message(messages[-1])

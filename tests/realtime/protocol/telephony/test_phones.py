@@ -135,11 +135,11 @@ def test_what_the_provider_says_is_read(name: str) -> None:
     hear(make(), exchange)
 
 
-def test_vonage_says_control_in_text_and_sound_in_bytes() -> None:
+def test_vonage_sends_control_as_text_and_audio_as_bytes() -> None:
     hear(VonageDialect("line-1"), VONAGE)
 
 
-def test_asterisk_says_control_in_json_and_sound_in_bytes() -> None:
+def test_asterisk_sends_control_as_json_and_audio_as_bytes() -> None:
     line = AsteriskDialect()
     hear(line, ASTERISK)
     assert line.send_audio(AUDIO) == AUDIO

@@ -96,7 +96,7 @@ def test_nothing_breaks_a_connection_at_length() -> None:
         (b"x" * 70_000, "message_too_big"),
     ],
 )
-def test_a_broken_stream_is_told_and_closed(stream: bytes, code: str) -> None:
+def test_invalid_stream_is_reported_and_closed(stream: bytes, code: str) -> None:
     session = dialect()
     intents = list(session.receive_message(stream))
     assert [event.data["code"] for event in told(intents)] == [code]
@@ -116,7 +116,7 @@ def test_a_broken_stream_is_told_and_closed(stream: bytes, code: str) -> None:
         ("synthesize-stop", {}, "synthesize-stop"),
     ],
 )
-def test_a_wrong_event_is_told_and_costs_nothing_else(kind: str, data: dict[str, Any], param: str) -> None:
+def test_invalid_event_is_reported_and_affects_nothing_else(kind: str, data: dict[str, Any], param: str) -> None:
     session = dialect()
     intents = said(session, WyomingEvent(kind, data))
     assert [event.type for event in told(intents)] == ["error"]
