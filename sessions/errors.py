@@ -66,5 +66,4 @@ class EngineTimeout(SessionError):
 
 
 class EngineFailed(CodedError):
-    """The engine ended a segment with an error; ``code`` is the engine's. A field of the engine is none of a client's,
-    so that there is no ``param``."""
+    """The engine ended a segment with an error; ``code`` and ``param`` are the engine's."""

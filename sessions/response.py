@@ -382,7 +382,7 @@ class Response:
         self._totals.on_segment_end(end, self.settings, self._services.metrics)
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             error = end.error or EngineError(f"the engine ended with {end.reason}").info
-            raise EngineFailed(error.code, error.message, retry_after_ms=error.retry_after_ms)
+            raise EngineFailed(error.code, error.message, error.param, error.retry_after_ms)
         self._put_all(await audio.end_segment(), audio)
         segment.spoken.finish()
         self._put_words()
