@@ -13,7 +13,17 @@ import numpy as np
 
 from benchmarks.speech_sources import TEACHERS, Setting, Task
 from training import phoneme_judge
-from training.acoustics import Levels, Likeness, Signal, VoicePrint, levels, likeness, share_told_apart, voice_print
+from training.acoustics import (
+    Band,
+    Levels,
+    Likeness,
+    Signal,
+    VoicePrint,
+    levels,
+    likeness,
+    share_told_apart,
+    voice_print,
+)
 from training.asr_judge import Score, Transcription, hear_one
 from training.held_out import SENTENCES, read_sentences
 from training.phoneme_judge import PhoneJudge, PhoneScore
@@ -22,6 +32,9 @@ if TYPE_CHECKING:
     from training.mos import Opinion
 
 LENGTH_TOLERANCE = 0.3
+# Percent of full scale.
+MAX_START_PERCENT = 0.2
+MIN_ROLL_OFF_HZ = 9_000
 MIN_MOS = {"overall": 2.9, "P.808": 3.4}
 
 
@@ -48,9 +61,13 @@ class SentenceMetrics:
     # In lengths of the teacher's.
     length: float
     opinion: Opinion | None = None
+    # Of the speech before it was resampled.
+    band: Band | None = None
 
 
-def measure(text: str, signal: Signal, taught: Signal, ears: Recognizers, *, is_copy: bool) -> SentenceMetrics:
+def measure(
+    text: str, signal: Signal, taught: Signal, ears: Recognizers, band: Band | None = None, *, is_copy: bool
+) -> SentenceMetrics:
     """Measure a 16 kHz ``signal`` against the teacher's; recognizers are cached in the process."""
     return SentenceMetrics(
         bigram=hear_one(text, signal, _sentences()),
@@ -61,6 +78,7 @@ def measure(text: str, signal: Signal, taught: Signal, ears: Recognizers, *, is_
         likeness=likeness(taught, signal) if is_copy else None,
         length=len(signal) / len(taught),
         opinion=_rate(signal) if ears.mos else None,
+        band=band,
     )
 
 
@@ -123,6 +141,9 @@ class Row:
     # DNSMOS, as the next one.
     mos_overall: float | None = None
     mos_p808: float | None = None
+    # Mean frequency below which 99 % of the energy lies, and the largest sample of the first 20 ms of any sentence.
+    roll_off_hz: float | None = None
+    start_peak: float | None = None
 
 
 def percent(share: float) -> float:
@@ -142,6 +163,7 @@ def row_of(
     phones = PhoneScore([one.phones for one in found if one.phones])
     alike = [one.likeness for one in found if one.likeness]
     opinions = [one.opinion for one in found if one.opinion]
+    bands = [one.band for one in found if one.band]
     other = next(voice for voice in TEACHERS if voice != setting.voice)
     kinds = read_tasks(1)[1]
     return Row(
@@ -170,6 +192,8 @@ def row_of(
         },
         mos_overall=round(fmean(one.overall for one in opinions), 2) if opinions else None,
         mos_p808=round(fmean(one.p808 for one in opinions), 2) if opinions else None,
+        roll_off_hz=round(fmean(one.roll_off_hz for one in bands)) if bands else None,
+        start_peak=percent(max(one.start_peak for one in bands)) if bands else None,
     )
 
 
@@ -194,6 +218,7 @@ def gates_of(row: Row, teacher: Row) -> list[Gate]:
             *_stock_gate(row, teacher, 3),
             Gate("STOI", row.stoi or 0, 0.94, at_least=True),
             Gate("PESQ", row.pesq or 0, 2.3, at_least=True),
+            *_start_gate(row),
             *_mos_gates(row, teacher, 0.12),
         ]
     if row.speaker == "model":
@@ -203,6 +228,7 @@ def gates_of(row: Row, teacher: Row) -> list[Gate]:
             Gate("utterances of the right length", row.length_kept, 98, at_least=True),
             Gate("words missing or repeated", missing_or_repeated(row), 1),
             Gate("told apart", row.told_apart, 100, at_least=True),
+            *_start_gate(row),
             *_mos_gates(row, teacher, 0.25, MIN_MOS),
         ]
     return []
@@ -221,6 +247,20 @@ def _mos_gates(row: Row, teacher: Row, limit: float, min_scores: dict[str, float
         if min_scores is not None:
             gates.append(Gate(f"DNSMOS {name}", score, min_scores[name], at_least=True))
     return gates
+
+
+def _start_gate(row: Row) -> list[Gate]:
+    if row.start_peak is None:
+        return []
+    return [Gate("largest sample of the first 20 ms, % of full scale", row.start_peak, MAX_START_PERCENT)]
+
+
+def bandwidth_gate(rows: Sequence[Row]) -> Gate | None:
+    """Of the voice with the wider band: one needs content above 8 kHz."""
+    widths = [row.roll_off_hz for row in rows if row.speaker == "model" and row.roll_off_hz is not None]
+    return (
+        Gate("99 % roll-off of the widest voice, Hz", max(widths), MIN_ROLL_OFF_HZ, at_least=True) if widths else None
+    )
 
 
 def _stock_gate(row: Row, teacher: Row, limit: float) -> list[Gate]:

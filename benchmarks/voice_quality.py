@@ -25,8 +25,18 @@ import torch
 
 from benchmarks.codec_roundtrip import CodecCopies
 from benchmarks.speech_sources import TEACHERS, EngineSource, Recordings, Setting, SpeechSource, Task, TeacherSource
-from benchmarks.voice_metrics import Gate, Recognizers, Row, SentenceMetrics, gates_of, measure, read_tasks, row_of
-from training.acoustics import Signal, VoicePrint
+from benchmarks.voice_metrics import (
+    Gate,
+    Recognizers,
+    Row,
+    SentenceMetrics,
+    bandwidth_gate,
+    gates_of,
+    measure,
+    read_tasks,
+    row_of,
+)
+from training.acoustics import Band, Signal, VoicePrint, band
 from training.asr_judge import to_16k
 
 COLUMNS = {
@@ -48,6 +58,8 @@ COLUMNS = {
     "pesq": "PESQ",
     "mos_overall": "MOS",
     "mos_p808": "P.808",
+    "roll_off_hz": "99%Hz",
+    "start_peak": "start%",
 }
 
 
@@ -58,6 +70,9 @@ def heading() -> str:
 def table_line(row: Row) -> str:
     cells = ("-" if value is None else f"{value:g}" for value in (getattr(row, name) for name in COLUMNS))
     return f"{row.speaker:8} {row.setting:20}" + "".join(f"{cell:>8}" for cell in cells)
+
+
+Spoken = tuple[list[Task], list[Signal], list[Band]]
 
 
 class Table:
@@ -90,13 +105,15 @@ class Table:
                 self._finish(*row)
 
     def _measure(
-        self, name: str, setting: Setting, speech: Future[tuple[list[Task], list[Signal]]]
+        self, name: str, setting: Setting, speech: Future[Spoken]
     ) -> tuple[list[Task], list[Future[SentenceMetrics]]]:
-        tasks, signals = speech.result()
+        tasks, signals, bands = speech.result()
         taught = dict(zip((task.number for task in self._tasks), self._taught[setting.voice], strict=True))
         return tasks, [
-            self._pool.submit(measure, task.text, signal, taught[task.number], self._ears, is_copy=name == "codec")
-            for task, signal in zip(tasks, signals, strict=True)
+            self._pool.submit(
+                measure, task.text, signal, taught[task.number], self._ears, width, is_copy=name == "codec"
+            )
+            for task, signal, width in zip(tasks, signals, bands, strict=True)
         ]
 
     def _finish(self, name: str, setting: Setting, tasks: list[Task], found: list[Future[SentenceMetrics]]) -> None:
@@ -109,11 +126,13 @@ class Table:
         return [(row, gate) for row in self.rows for gate in gates_of(row, teachers[row.setting.split(" ")[0]])]
 
 
-def speak(who: SpeechSource, tasks: Sequence[Task], setting: Setting) -> tuple[list[Task], list[Signal]]:
-    """Synthesize those of ``tasks`` that ``who`` has, at 16 kHz."""
+def speak(who: SpeechSource, tasks: Sequence[Task], setting: Setting) -> Spoken:
+    """Synthesize those of ``tasks`` that ``who`` has, at 16 kHz, and measure the band before resampling."""
     numbers = who.numbers(setting)
     chosen = [task for task in tasks if numbers is None or task.number in numbers]
-    return chosen, [to_16k(pcm, who.rate_hz) for pcm in who(chosen, setting)]
+    spoken = list(who(chosen, setting))
+    bands = [band(pcm / 32_768 if pcm.dtype.kind == "i" else pcm, who.rate_hz) for pcm in spoken]
+    return chosen, [to_16k(pcm, who.rate_hz) for pcm in spoken], bands
 
 
 def speakers(options: argparse.Namespace) -> Iterator[tuple[str, SpeechSource, Setting]]:
@@ -155,8 +174,11 @@ def report(tasks: Sequence[Task], table: Table) -> None:
     for row, gate in gates:
         verdict = "held  " if gate.passed else "FAILED"
         print(f"{verdict} {row.speaker} {row.setting}: {gate.name} {gate.value:g} ({gate.limit:g})")
+    widest = bandwidth_gate(table.rows)
+    if widest is not None:
+        print(f"{'held  ' if widest.passed else 'FAILED'} model: {widest.name} {widest.value:g} ({widest.limit:g})")
     rows = [asdict(row) for row in table.rows]
-    failed = sum(not gate.passed for _, gate in gates)
+    failed = sum(not gate.passed for gate in (*(gate for _, gate in gates), *([widest] if widest else ())))
     summary = {"benchmark": "voice_quality", "num_sentences": len(tasks), "rows": rows, "gates_failed": failed}
     print(json.dumps(summary))
 

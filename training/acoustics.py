@@ -22,6 +22,11 @@ PITCH_WINDOW = 640
 MIN_PITCH_HZ, MAX_PITCH_HZ = 60, 400
 # Least autocorrelation, of 1, that counts as voiced.
 VOICED = 0.55
+# Of the roll-off, in samples, and the share of energy below it.
+BAND_WINDOW = 1024
+ROLL_OFF_SHARE = 0.99
+# Where a tick at the start would be.
+START_S = 0.02
 
 Signal = npt.NDArray[np.float32]
 
@@ -53,6 +58,26 @@ def _frame_energy(signal: Signal) -> npt.NDArray[np.float64]:
     squares = np.square(signal[: whole * HOP].astype(np.float64))
     energy: npt.NDArray[np.float64] = squares.reshape(whole, HOP).mean(1)
     return energy
+
+
+@dataclass(frozen=True)
+class Band:
+    """Of speech at its own rate, not at 16 kHz."""
+
+    # Frequency below which 99 % of the energy lies.
+    roll_off_hz: float
+    # Largest sample of the first 20 ms.
+    start_peak: float
+
+
+def band(signal: Signal, rate_hz: int) -> Band:
+    """Of at least one window of 1,024 samples; shorter speech is padded."""
+    padded = np.pad(signal, (0, max(0, BAND_WINDOW - len(signal))))
+    frames = np.lib.stride_tricks.sliding_window_view(padded, BAND_WINDOW)[:: BAND_WINDOW // 2]
+    energy = np.square(np.abs(np.fft.rfft(frames * np.hanning(BAND_WINDOW)))).sum(0).cumsum()
+    roll_off = int(np.searchsorted(energy, ROLL_OFF_SHARE * energy[-1]))
+    start = np.abs(signal[: round(START_S * rate_hz)])
+    return Band(roll_off * rate_hz / BAND_WINDOW, float(start.max(initial=0)))
 
 
 @dataclass(frozen=True)

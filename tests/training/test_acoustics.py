@@ -5,7 +5,7 @@ pytest.importorskip("pesq", reason="the dependency group training is not install
 pytest.importorskip("pystoi", reason="the dependency group training is not installed")
 
 from training import flite
-from training.acoustics import RATE_HZ, Signal, VoicePrint, levels, likeness, share_told_apart, voice_print
+from training.acoustics import RATE_HZ, Signal, VoicePrint, band, levels, likeness, share_told_apart, voice_print
 
 needs_flite = pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
 
@@ -86,3 +86,15 @@ def test_a_damaged_copy_is_heard_as_one() -> None:
     found = likeness(original, original + noise)
     assert found.stoi < 0.9
     assert found.pesq < 2
+
+
+def test_band_finds_the_roll_off_and_a_tick_at_the_start() -> None:
+    seconds = np.arange(24_000) / 24_000
+    quiet = (0.5 * np.sin(2 * np.pi * 10_000 * seconds)).astype(np.float32)
+    quiet[:600] = 0
+    found = band(quiet, 24_000)
+    assert found.roll_off_hz == pytest.approx(10_000, abs=100)
+    assert found.start_peak == 0
+    quiet[30] = 0.1
+    assert band(quiet, 24_000).start_peak == pytest.approx(0.1)
+    assert band(quiet[:100], 24_000).start_peak == pytest.approx(0.1)

@@ -9,7 +9,7 @@ pytest.importorskip("pesq", reason="the dependency group training is not install
 
 from benchmarks import speech_sources
 from benchmarks.speech_sources import Recordings, Setting, Task, TeacherSource, save_recordings
-from benchmarks.voice_metrics import Recognizers, Row, gates_of, read_tasks
+from benchmarks.voice_metrics import Recognizers, Row, bandwidth_gate, gates_of, read_tasks
 from benchmarks.voice_quality import Table
 from engine.api import FinishReason, RequestFinished, SpeechChunk, SpeechRequest
 from training import flite
@@ -66,6 +66,21 @@ def test_opinion_gates_compare_with_teacher_and_minimum() -> None:
     assert [gate.passed for gate in gates_of(model, teacher)[-4:]] == [True, False, False, True]
     copy = replace(teacher, speaker="codec", stoi=0.95, pesq=2.4, mos_overall=2.97, mos_p808=3.6)
     assert [gate.passed for gate in gates_of(copy, teacher)[-2:]] == [False, True]
+
+
+def test_a_tick_and_a_narrow_band_fail_their_gates() -> None:
+    model = replace(TEACHER, speaker="model", setting="clara full 1", roll_off_hz=9_100, start_peak=0.1)
+    ticking = replace(model, setting="edwin full 1", roll_off_hz=7_000, start_peak=2.1)
+    assert gates_of(model, TEACHER)[-1].passed
+    assert not gates_of(ticking, TEACHER)[-1].passed
+    widest = bandwidth_gate([TEACHER, model, ticking])
+    assert widest is not None
+    assert widest.passed
+    assert widest.value == 9_100
+    narrow = bandwidth_gate([ticking])
+    assert narrow is not None
+    assert not narrow.passed
+    assert bandwidth_gate([TEACHER]) is None
 
 
 class FakeStream:
