@@ -12,7 +12,8 @@ from engine.models.qwen3_tts.codec_decoder import Codebook, ResidualQuantizer, S
 from training.settings import LABELS_PER_FRAME
 
 # Which of a frame's 10 ms labels code 0 must tell.
-PHONE_LABELS = (1, 3, 5, 7)
+PHONE_LABELS = slice(1, 8, 2)
+NUM_PHONE_LABELS = 4
 
 
 def nearest(book: Codebook, vectors: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ class Quantised:
     # [B, K, T]
     codes: Tensor
     commitment: Tensor
-    # Logits [B, T, len(PHONE_LABELS), phonemes], read off code 0 alone.
+    # Logits [B, T, NUM_PHONE_LABELS, phonemes], read off code 0 alone.
     phones: Tensor
 
 
@@ -98,7 +99,7 @@ class TrainingQuantizer(nn.Module):
         self.chains = nn.ModuleList((quantizer.rvq_first, quantizer.rvq_rest))
         self.num_phones = num_phones
         width = quantizer.rvq_first.input_proj.out_channels
-        self.phone_head = nn.Linear(width, len(PHONE_LABELS) * num_phones)
+        self.phone_head = nn.Linear(width, NUM_PHONE_LABELS * num_phones)
 
     def parts(self, latent: Tensor) -> list[Tensor]:
         """What each chain quantises: two of [B, T, width], fp32."""
@@ -132,9 +133,12 @@ class TrainingQuantizer(nn.Module):
         return projected[0] + projected[1]
 
     def _phones(self, first: Tensor) -> Tensor:
-        return self.phone_head(first).unflatten(2, (len(PHONE_LABELS), self.num_phones))
+        return self.phone_head(first).unflatten(2, (NUM_PHONE_LABELS, self.num_phones))
 
 
 def phone_targets(labels: Tensor) -> Tensor:
-    """Labels [B, T * 8] -> [B, T, len(PHONE_LABELS)]."""
-    return labels.unflatten(1, (-1, LABELS_PER_FRAME))[:, :, list(PHONE_LABELS)]
+    """Labels [B, T * 8] -> [B, T, NUM_PHONE_LABELS].
+
+    A slice, not a list: a list is copied to the GPU at each call, which a CUDA graph cannot hold.
+    """
+    return labels.unflatten(1, (-1, LABELS_PER_FRAME))[:, :, PHONE_LABELS]

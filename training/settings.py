@@ -40,6 +40,8 @@ class Sizes:
     decoder_window: int = 12
     encoder_channels: int = 256
     encoder_blocks: int = 6
+    # Blocks of the encoder that see the complex spectrum; 0: it sees log-mel alone, without phases.
+    phase_blocks: int = 0
     upsampling_ratios: tuple[int, ...] = (2, 2)
     upsample_rates: tuple[int, ...] = (8, 5, 4, 3)
     # Where the speech that is learned from ends: encoder and spectral losses see no more.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from training.spectral import log_mel, mel_filters, spectral_loss, to_24_khz
+from training.encoder import Encoder
+from training.settings import FRAME_SAMPLES, TOY
+from training.spectral import log_mel, mel_filters, phase_loss, spectral_loss, to_24_khz
 
 
 def tone(hz: float, rate_hz: int, num_samples: int) -> torch.Tensor:
@@ -38,3 +41,18 @@ def test_loss_is_zero_only_for_equal_spectra() -> None:
     speech = torch.randn(2, 4_800, generator=torch.Generator().manual_seed(2)) / 10
     assert spectral_loss(speech, speech) == 0
     assert spectral_loss(speech * 0.9, speech) < spectral_loss(speech * 0.5, speech)
+
+
+def test_phase_loss_sees_a_shift_that_magnitudes_do_not() -> None:
+    target = tone(200.0, 24_000, 24_000)
+    assert spectral_loss(-target, target) < 1e-4
+    assert phase_loss(-target, target) > 0.1 > phase_loss(target, target)
+
+
+def test_only_an_encoder_with_phases_tells_a_wave_from_its_negative() -> None:
+    audio = torch.randn(1, 4 * FRAME_SAMPLES, generator=torch.Generator().manual_seed(2)) / 5
+    torch.manual_seed(1)
+    blind, seeing = Encoder(TOY.sizes).eval(), Encoder(replace(TOY.sizes, phase_blocks=1)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(blind(audio), blind(-audio))
+        assert (seeing(audio) - seeing(-audio)).abs().max() > 1e-3

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training import ablate, festival, teachers
+from training import ablate, festival, graphed_codec, teachers
 from training.flite import PHONEME_IDS, TeacherSettings
 from training.settings import SAMPLE_RATE
 from training.synthesis import SynthesisSettings, speak_shard
@@ -56,16 +56,31 @@ def test_unknown_phoneme_is_named() -> None:
         festival.flite_name("qq")
 
 
-@needs_teachers
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("variant", ["base", "no_bits"])
-def test_toy_ablation_copies_its_sentences(tmp_path: Path, variant: str) -> None:
-    speech, evaluation = tmp_path / "speech", tmp_path / "evaluation.npz"
+def toy_speech(folder: Path) -> tuple[list[str], int]:
+    """Write speech to train on and one sentence to copy; returns the options that name them, and its length."""
+    speech, evaluation = folder / "speech", folder / "evaluation.npz"
     settings = SynthesisSettings(speech, 1, 3, ("slt-hts", "rms"), text=TextSettings(seed=4), rate_hz=SAMPLE_RATE)
     speak_shard(settings, 0)
     pcm = teachers.synthesize("One moment.", "rms").pcm
     np.savez(evaluation, one=pcm)
-    options = ["--variant", variant, "--minutes", "0.005", "--critics-share", "0.3", "--toy", "--batch", "2"]
-    ablate.main([str(tmp_path / "out"), "--speech", str(speech), "--evaluation", str(evaluation), *options])
-    assert len(np.load(tmp_path / "out/copies.npz")["one"]) == len(pcm)
+    return ["--speech", str(speech), "--evaluation", str(evaluation), "--minutes", "0.005", "--toy"], len(pcm)
+
+
+@needs_teachers
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("variant", ["base", "no_bits"])
+def test_toy_ablation_copies_its_sentences(tmp_path: Path, variant: str) -> None:
+    options, length = toy_speech(tmp_path)
+    ablate.main([str(tmp_path / "out"), "--variant", variant, "--critics-share", "0.3", "--batch", "2", *options])
+    assert len(np.load(tmp_path / "out/copies.npz")["one"]) == length
     assert (tmp_path / "out/decoder.safetensors").exists()
+
+
+@needs_teachers
+@pytest.mark.timeout(120)
+def test_toy_graphed_codec_passes_all_stages_and_resumes(tmp_path: Path) -> None:
+    options, length = toy_speech(tmp_path)
+    graphed_codec.main([str(out := tmp_path / "out"), *options])
+    assert [len(np.load(out / f"{stage.name}.npz")["one"]) for stage in graphed_codec.STAGES] == [length] * 4
+    graphed_codec.main([str(more := tmp_path / "more"), *options, "--resume", str(out)])
+    assert sorted(one.stem for one in more.glob("*.npz")) == ["critics", "decoder"]
