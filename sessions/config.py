@@ -1,4 +1,4 @@
-"""What a client can choose, and what the server allows. Every limit is a named setting."""
+"""Settings of a client, and limits of the server. Every limit is a named setting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Encoding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioFormat:
-    """How audio leaves: mono, in packets. The fields below the bitrate are for Opus alone."""
+    """Format of the audio sent: mono, in packets. The fields below ``bitrate`` apply to Opus only."""
 
     encoding: Encoding = Encoding.OPUS
     sample_rate: int = 24_000
@@ -61,19 +61,19 @@ class SpeechSettings:
     normalize_text: bool | None = None
     # Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst).
     lead_ms: int | None = 2_000
-    # Whether the response also tells when each word is spoken (``ResponseWords``).
+    # Whether the response also emits word times (``ResponseWordTimes``).
     word_times: bool = False
-    # Whether words are found while they sound, in spare moments, so that what was heard is known nearly at once;
-    # otherwise that takes up to 3 ms for each second of the speech, on the first query.
+    # Whether speech is aligned while it plays, in idle moments, so that heard text is known at once; otherwise the
+    # first query takes up to 3 ms per second of speech.
     align_eagerly: bool = False
-    # Whether anybody asks what was heard; otherwise words are found only for ``word_times``, and without them what was
-    # heard is told as if each character lasted as long as any other.
+    # Whether heard text is queried; otherwise speech is aligned only for ``word_times``, and without these heard text
+    # is estimated with equal time for every character.
     reports_heard_text: bool = True
     # Whether a segment short of text may be closed early (docs/design/sessions.md).
     avoid_dead_air: bool = True
-    # A voice that the checkpoint does not hold, spoken in place of ``voice``, which then is no more than its name.
+    # A voice that is not in the checkpoint, used instead of ``voice``, which then is only its name.
     clone: ClonedVoice | None = None
-    # 0.25 to 4: how much faster the speech is played out, its pitch kept.
+    # Playback rate, 0.25 to 4; the pitch does not change.
     speed: float = 1.0
     layout: TextLayout = TextLayout.AUTO
     # Cap on the codec frames of each segment; ``None`` derives one from its text.
@@ -106,57 +106,56 @@ class SpeechSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """What one session may do."""
+    """Limits of one session."""
 
     max_active_responses_per_session: int = 8
     max_response_chars: int = 50_000
     max_instruct_chars: int = 1_000
     max_lead_ms: int = 60_000
-    # The engine may be so far ahead even of a client that takes audio just in time.
+    # Smallest lead of the engine, also for a client that receives audio just in time.
     min_engine_lead_ms: int = 500
-    # Audio that leaves in one message, where so much is ready and the lead is eight times as long.
+    # Audio in one message, where so much is ready and the lead is eight times as long.
     max_audio_message_ms: int = 240
     # The first packet of a response is encoded on the event loop, and leaves before the rest of its chunk is.
     flush_first_packet: bool = True
     # Chunks of several responses that come together are made into packets one in each turn of the event loop.
     one_chunk_per_loop_iteration: bool = True
-    # The engine is told where the listener is when it would be off by more; with 0 it is told with every chunk.
+    # Playback is reported to the engine when its own estimate is off by more; 0 reports it with every chunk.
     playback_tolerance_ms: int = 10
-    # What was heard of a response that ended early, or is asked about, is told no later than this, and then as if each
-    # character lasted as long as any other.
+    # Time to find heard text; after it, heard text is estimated with equal time for every character.
     heard_text_timeout_ms: int = 1_000
-    # In burst, no further segment begins while so much audio waits to be taken.
+    # In burst mode, no further segment begins while so much audio is queued.
     max_ready_ms: int = 60_000
-    # Segments of a burst response that are generated at once, after its first audio; otherwise one.
+    # Segments of a burst response generated concurrently, after its first audio; otherwise one.
     max_burst_segments: int = 2
     # Ended responses whose heard text can still be queried.
     max_retained_responses: int = 4
     # A response that waits for text, with nothing left to play, ends after this.
     text_timeout_s: float = 60.0
-    # A response whose audio is due and not taken ends after this (slow_reader).
+    # A response whose due audio is not read ends after this (slow_reader).
     reader_timeout_s: float = 10.0
-    # A response that the client's playback reports hold back for so long ends (slow_reader).
+    # A response that playback reports delay for so long ends (slow_reader).
     playback_timeout_s: float = 60.0
-    # A response whose text is with the engine and makes no sound ends after this.
+    # A response whose engine emits no audio ends after this.
     engine_timeout_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryLimits:
-    """What all sessions together, and those of one key, may do."""
+    """Limits of all sessions together, and of those of one key."""
 
     max_sessions: int = 5_000
     max_active_responses: int = 512
     max_active_responses_per_key: int = 64
     # A session without a response and without a message ends after this.
     idle_timeout_s: float = 600.0
-    # How often time-outs are looked at.
+    # Interval of the time-out checks.
     expire_every_s: float = 1.0
-    # What those are told who are refused for want of room.
+    # In errors of requests refused for capacity.
     retry_after_ms: int = 1_000
     # Threads of the Opus encoders; 0 encodes on the event loop.
     encoder_threads: int = 1
-    # Speech that is kept for alignment on demand, in megabytes; beyond it the oldest is looked through as more comes,
-    # with 0 everything at once.
+    # Speech kept for alignment on demand, in megabytes; beyond it the oldest is aligned as more arrives, with 0 all
+    # speech on arrival.
     max_alignment_backlog_mb: int = 512
     session: SessionLimits = field(default_factory=SessionLimits)

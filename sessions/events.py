@@ -1,4 +1,4 @@
-"""What a response tells its reader: audio, what was flushed, and exactly one end."""
+"""Events of a response: audio, word times, completed flushes, and exactly one terminal event."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class ResponseFinished:
     nothing_spoken: bool = False
     # From the delta that made the first word final to the first packet handed over.
     first_audio_ms: float | None = None
-    # That the engine was given.
+    # Text tokens given to the engine.
     num_text_tokens: int = 0
-    # Codec frames that the engine made.
+    # Codec frames that the engine generated.
     num_frames: int = 0
     # With ``FAILED``.
     error: ErrorInfo | None = None

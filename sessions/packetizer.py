@@ -71,6 +71,6 @@ def create_packetizer(audio: AudioFormat) -> Packetizer:
 
 
 def codec_delay_ms(audio: AudioFormat) -> float:
-    """Sound at most that was pushed and cannot be heard yet by one who decodes all packets so far."""
+    """Return the most audio that was pushed and cannot be decoded yet from the packets so far, in ms."""
     held_ms = 1000 * codec_delay_samples(audio) / audio.sample_rate
     return held_ms if audio.encoding is Encoding.OPUS else PACKET_MS + held_ms

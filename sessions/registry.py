@@ -1,4 +1,4 @@
-"""All sessions of a server: made, found, counted, expired and closed here."""
+"""Create, find, count, expire and close all sessions of a server."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ WARM_UP_SAMPLES = 1_920
 
 
 class SessionRegistry:
-    """``run`` looks after time-outs while the server is up; ``aclose`` ends everything.
+    """``run`` enforces time-outs while the server is up; ``aclose`` ends everything.
 
-    Limits hold for all that ``tally`` counts, by default what this registry makes.
+    Limits apply to all that ``tally`` counts, by default the sessions of this registry.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SessionRegistry:
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderPool(self.limits.encoder_threads)
-        make_aligner(WARM_UP_RATE)  # what it reads from disk is read before anybody waits
+        make_aligner(WARM_UP_RATE)  # reads its weights before the first response needs them
         self._aligners = EncoderPool(min(self.limits.encoder_threads, 1))
         max_unaligned_bytes = self.limits.max_alignment_backlog_mb * 2**20
         self._services = SessionServices(
@@ -114,7 +114,7 @@ class SessionRegistry:
         return session
 
     def check_capacity(self, key: str, max_active_responses: int | None = None) -> None:
-        """Raises ``LimitExceeded`` when ``key`` has no room for another response now."""
+        """Raise ``LimitExceeded`` if ``key`` has no capacity for another response now."""
         self._admission.check(key, max_active_responses)
 
     def find(self, session_id: str) -> Session | None:
@@ -124,9 +124,9 @@ class SessionRegistry:
         return RegistryStatistics(len(self._sessions), self._admission.num_active, self._num_ever, self._num_expired)
 
     async def warm_up(self) -> None:
-        """Encode a moment of silence: the first use of libraries and thread takes longer than ten others.
+        """Encode a moment of silence: the first use of libraries and threads takes longer than ten later ones.
 
-        Without a libopus responses in Opus are refused, each when it comes.
+        Without libopus each response in Opus is refused later.
         """
         await self._encoders.run(warm_up_codecs)
         with contextlib.suppress(OpusUnavailable):
@@ -136,13 +136,13 @@ class SessionRegistry:
             await audio.finish()
 
     async def run(self) -> None:
-        """Look after time-outs until cancelled."""
+        """Enforce time-outs until cancelled."""
         while True:
             await asyncio.sleep(self.limits.expire_every_s)
             self.expire()
 
     def expire(self) -> None:
-        """End responses that have waited too long, and sessions that have been idle too long."""
+        """End stalled responses and idle sessions."""
         now = now_s()
         for session in list(self._sessions.values()):
             session.check_timeouts(now)

@@ -523,8 +523,8 @@ class Response:
     def cancel(self, played_ms: float | None = None) -> None:
         """Stop. When this returns no audio of the response is emitted any more; engine work is being freed.
 
-        ``played_ms`` is what the listener has heard by the client's count; without it the playback clock tells.
-        After the end it changes nothing.
+        ``played_ms`` is what the listener has heard by the client's count; the default is the playback clock's.
+        After the end it has no effect.
         """
         if not self.is_done:
             self._apply_playback_report(played_ms)

@@ -1,4 +1,4 @@
-"""The client's text beside the speech made of it: when each word is spoken, and what was heard of it by some moment."""
+"""Relate the client's text to its speech: when each word is spoken, and what a listener has heard by a moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_INLINE_ALIGN_BYTES = 96_000
 
 
 class SegmentTimeline:
-    """One utterance: which of the client's characters it speaks, and when. Samples are at the engine's rate."""
+    """Characters of the client that one utterance speaks, and when. Samples are at the engine's rate."""
 
     def __init__(
         self, index: int, raw_start: int, raw: Callable[[], str], aligner: LazyAligner, sample_rate: int
@@ -31,7 +31,7 @@ class SegmentTimeline:
         self.index = index
         self.words = WordSpanTracker(raw_start, raw)
         self.aligner = aligner
-        # For those who cannot wait.
+        # For queries that cannot wait for alignment.
         self.even = UniformAligner(sample_rate)
         # Where it begins in all the audio; ``None`` until it does.
         self.start_sample: int | None = None
@@ -47,23 +47,23 @@ class SegmentTimeline:
         self.aligner.end_text()
 
     def push(self, pcm: Pcm) -> None:
-        """More of its speech."""
+        """Append speech."""
         if pcm.size:
             self.aligner.push(pcm)
             self.even.push(pcm)
 
     def finish(self) -> None:
-        """Its speech is all there."""
+        """End the speech."""
         self.complete = True
         self.aligner.finish()
         self.even.finish()
 
     def stop(self) -> None:
-        """No more of it is spoken: what is known stays known."""
+        """Stop: no more speech follows, and the alignment so far is the result."""
         self.aligner.end_input()
 
     def new_words(self, sample_rate: float, floor_ms: float) -> list[WordTime]:
-        """Words whose times are settled, once each, and none before ``floor_ms``."""
+        """Return words whose times are final, once each, and none before ``floor_ms``."""
         if self.start_sample is None:
             return []
         bounds = self.aligner.bounds
@@ -74,7 +74,7 @@ class SegmentTimeline:
         return words
 
     def raw_position(self, played_samples: int, roughly: bool) -> int:
-        """How far in the client's text its speech has come: to the first character that sounds and is not over."""
+        """Return the position in the client's text: the first spoken character that is not over."""
         bounds = self.even.estimate() if roughly else self.aligner.estimate()
         spoken, reached = self.words.spoken, bisect_right(bounds, played_samples) - 1
         while 0 <= reached < len(spoken) and not spoken[reached].isalnum():
@@ -83,7 +83,7 @@ class SegmentTimeline:
 
 
 class RawText:
-    """All that the client has written of a response."""
+    """All text that the client has sent for a response."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -108,24 +108,24 @@ class ResponseTimeline:
         speed: float = 1.0,
         backlog: AlignmentBacklog | None = None,
     ) -> None:
-        """Without a ``backlog`` speech is looked through as it comes."""
+        """Without a ``backlog`` speech is aligned on arrival."""
         self._sample_rate = sample_rate
         self._played_rate = sample_rate * speed
         self._make_aligner = make_aligner
         self._backlog = backlog or AlignmentBacklog()
         self._raw = RawText()
         self.segments: list[SegmentTimeline] = []
-        # Segments all of whose words were told.
-        self._num_told = 0
-        # Where the last word ended; segments overlap where they are joined.
-        self._told_ms = 0.0
+        # Segments all of whose words were returned.
+        self._num_returned = 0
+        # End of the last word returned; segments overlap where they are joined.
+        self._last_end_ms = 0.0
 
     def raw(self) -> str:
-        """All that the client has written."""
+        """Return all text that the client has sent."""
         return self._raw.read()
 
     def append_text(self, raw: str) -> None:
-        """The client's text grows."""
+        """Append text of the client."""
         self._raw.write(raw)
 
     def begin_segment(self, raw_start: int) -> SegmentTimeline:
@@ -139,22 +139,22 @@ class ResponseTimeline:
             segment.stop()
 
     def num_pending_bytes(self, played_samples: int) -> int:
-        """Of speech that ``heard`` would have to look through."""
+        """Return the bytes of speech that ``heard_text`` would have to align."""
         segment = self._segment_at(played_samples)
         return 0 if segment is None else segment.aligner.num_pending_bytes
 
     def align_until(self, played_samples: int) -> None:
-        """Look through it, in any thread, so that ``heard`` need not."""
+        """Align up to a position, in any thread, so that ``heard_text`` does not have to."""
         if segment := self._segment_at(played_samples):
             segment.aligner.process_all()
 
     def discard(self) -> None:
-        """Drop what queries need."""
+        """Free what queries need."""
         for segment in self.segments:
             segment.aligner.discard()
 
     def heard_text(self, played_samples: int, roughly: bool = False) -> HeardText:
-        """``roughly`` looks through nothing and takes each character to last as long as any other."""
+        """Return what was heard up to a position. ``roughly`` aligns nothing and gives every character equal time."""
         raw = self.raw()
         cut = last_word_boundary(raw, self._position(played_samples, roughly))
         return HeardText(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
@@ -171,19 +171,19 @@ class ResponseTimeline:
         return self.heard_text(played_samples)
 
     def full_heard_text(self, audio_ms: float) -> HeardText:
-        """Everything was played to its end."""
+        """Return the heard text of a response that was played to its end."""
         return HeardText(self.raw(), "", audio_ms)
 
     def new_words(self) -> list[WordTime]:
-        """Words whose times are settled and were not told before, in order."""
+        """Return words whose times are final and were not returned before, in order."""
         words: list[WordTime] = []
-        while self._num_told < len(self.segments):
-            segment = self.segments[self._num_told]
-            words += segment.new_words(self._played_rate, self._told_ms)
-            self._told_ms = words[-1].end_ms if words else self._told_ms
+        while self._num_returned < len(self.segments):
+            segment = self.segments[self._num_returned]
+            words += segment.new_words(self._played_rate, self._last_end_ms)
+            self._last_end_ms = words[-1].end_ms if words else self._last_end_ms
             if not segment.complete:
                 break
-            self._num_told += 1
+            self._num_returned += 1
         return words
 
     def _position(self, played_samples: int, roughly: bool) -> int:

@@ -1,4 +1,4 @@
-"""When each character of an utterance is spoken, found while text and speech come in."""
+"""Find when each character of an utterance is spoken, while text and speech arrive."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from sessions.alignment.weights import AlignerWeights, load_weights
 
 Pcm = npt.NDArray[np.float32]
 
-# A character's end is told when so much more has been heard: 240 ms.
+# A character's end is final after so much more speech: 240 ms.
 FINALIZE_DELAY_STEPS = 12
-# The way through the last 600 ms can still change beneath what was told.
+# The path through the last 600 ms can still change.
 HISTORY_STEPS = 30
-# The pause before and after the speech, a unit of its own.
+# The pause before and after the speech is a unit.
 EDGE = " "
 MAX_WORD_CHARS = 60
 
 
 class Aligner(Protocol):
-    """One utterance. Any cuts of the PCM give the same times; so do any cuts of the text that is there in time."""
+    """Aligns one utterance. How PCM and text are cut does not change the times, if the text arrives in time."""
 
     @property
     def bounds(self) -> list[int]:
-        """Samples: character ``i`` is spoken from ``bounds[i]`` to ``bounds[i + 1]``. Never changed again, never going
-        back, and as many as are settled."""
+        """Final boundaries in samples: character ``i`` is spoken from ``bounds[i]`` to ``bounds[i + 1]``. They never
+        change and never decrease."""
         ...
 
     def estimate(self) -> list[int]:
-        """``bounds``, and more of them as far as they are known now."""
+        """``bounds``, followed by the current estimate of further boundaries."""
         ...
 
     def add_text(self, text: str) -> None: ...
@@ -44,16 +44,16 @@ class Aligner(Protocol):
     def push(self, pcm: Pcm) -> None: ...
 
     def finish(self) -> None:
-        """All of the speech has been pushed: settle every character."""
+        """Finalize every character: all speech has been pushed."""
         ...
 
 
-# Makes one for speech at a sample rate.
+# Creates an aligner for speech at a sample rate.
 AlignerFactory = Callable[[int], Aligner]
 
 
 class ForcedAligner:
-    """By the likeliest path of letters through sounds."""
+    """Aligns by the most likely path of letters through sounds."""
 
     def __init__(self, sample_rate: int, weights: AlignerWeights | None = None) -> None:
         self._weights = weights or load_weights()
@@ -62,9 +62,9 @@ class ForcedAligner:
         self._step_samples = step_samples(sample_rate)
         self._num_samples = 0
         self._num_chars = 0
-        # Its end has not come yet.
+        # The word without an end so far.
         self._word = ""
-        # Of the units that are settled, in steps; unit 0 is the pause before the first character.
+        # Ends of the final units, in steps; unit 0 is the pause before the first character.
         self._ends: list[int] = []
         self._add_units(EDGE)
 
@@ -113,14 +113,14 @@ class ForcedAligner:
                 break
 
     def _new_ends(self, traced: list[tuple[int, int]], until: int) -> list[int]:
-        """Ends up to a step, of the characters that are not settled yet."""
+        """Return the ends up to a step of characters that are not final yet."""
         known, floor = len(self._ends), self._ends[-1] if self._ends else 0
         new = [(unit, max(end, floor)) for unit, end in reversed(traced) if known <= unit <= self._num_chars]
         follows_on = bool(new) and new[0][0] == known
         return [end for _, end in new if end <= until] if follows_on else []
 
     def _estimate_tail(self) -> None:
-        """Where no path leads to the end of the text, what is left of it is spread over what is left of the speech."""
+        """Spread the remaining text over the remaining speech, where no path leads to the end of the text."""
         missing, start = self._num_chars + 1 - len(self._ends), self._ends[-1] if self._ends else 0
         left = self._path.num_steps - start
         self._ends += [start + left * (number + 1) // missing for number in range(missing)]

@@ -1,5 +1,7 @@
-"""Alignment in spare moments: speech is looked through soon after it comes, a little at a time, between the ticks at
-which packets leave. Looked through as it comes, that of many listeners at once held packets of all up by 10 ms."""
+"""Align speech soon after it arrives, in slices between the ticks at which packets are sent.
+
+Aligned on arrival, the speech of many listeners delayed all packets by 10 ms.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import time
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.clock import TICK_S, next_mid_tick, now_s
 
-# After so long the rest waits for the next spare moment; a piece that is begun is looked through.
+# Time of one slice; a piece that has begun is completed.
 SLICE_S = 0.0005
 
 

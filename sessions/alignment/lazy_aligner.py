@@ -1,6 +1,6 @@
-"""Alignment for those who ask: text and speech are kept in their order, and looked through at the first question.
+"""Defer alignment until word times or heard text are queried.
 
-Most responses are spoken to their end, and their word times are never queried: these cost a list.
+Most responses are spoken to their end and never queried: these cost a list of their text and speech.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from sessions.alignment.aligner import Aligner, Pcm
 
 AlignerOp = Callable[[Aligner], None]
 
-# What is looked through at once: half a millisecond's work.
+# Speech aligned in one go: half a millisecond of work.
 CHUNK_SAMPLES = 3_840
 
 
 @dataclass(slots=True, eq=False)
 class _PendingShare:
-    """Of one aligner in a backlog."""
+    """The part of one aligner in a backlog."""
 
     aligner: weakref.ref[LazyAligner]
     num_bytes: int = 0
 
 
 class AlignmentBacklog:
-    """The speech that aligners keep and have not looked through. Beyond ``max_bytes`` as much of the oldest is looked
-    through as comes in; with 0 all of it is, as it comes."""
+    """Speech that waits for alignment. Beyond ``max_bytes`` the oldest is aligned as more arrives; with 0 all speech is
+    aligned on arrival."""
 
     def __init__(self, max_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
@@ -57,7 +57,7 @@ class AlignmentBacklog:
             pass
 
     def _process_oldest(self) -> bool:
-        """One piece; ``False`` where there is none, or another thread is at it."""
+        """Align one piece. False if there is none, or if another thread aligns it."""
         with self._lock:
             share = next(iter(self._shares), None)
         if share is None:
@@ -77,17 +77,17 @@ class LazyAligner:
         self._backlog = backlog
         self._share = _PendingShare(weakref.ref(self))
         self._aligner: Aligner | None = None
-        # What the aligner has still to be told, and how many bytes of speech that is.
+        # Input that the aligner has not processed, and its bytes of speech.
         self._kept: deque[tuple[AlignerOp, int]] = deque()
         self._over = False
-        # Once it is over and looked through: an aligner is large, and ended responses are remembered.
+        # The result, once all input is processed: an aligner is large, and ended responses are retained.
         self._found: array[int] | None = None
         # An aligner is in one thread at a time.
         self._lock = threading.RLock()
 
     @property
     def num_pending_bytes(self) -> int:
-        """Of speech that the next question waits for."""
+        """Speech that the next query has to align first."""
         return self._share.num_bytes
 
     @property
@@ -116,20 +116,20 @@ class LazyAligner:
         self.end_input()
 
     def end_input(self) -> None:
-        """Nothing follows: what it would say now, it says from now on."""
+        """End the input. The estimate of this moment becomes the result."""
         with self._lock:
             self._over = True
             if not self._kept:
                 self._release_aligner()
 
     def process_all(self) -> None:
-        """Look through all that is kept; from any thread, where another waits for one piece at most."""
+        """Process all deferred input, in any thread; another thread waits for one piece at most."""
         while self._kept:
             with self._lock:
                 self._run_next()
 
     def process_next(self) -> bool:
-        """Look through the oldest piece that is kept, unless another thread is at it."""
+        """Process the oldest deferred input. False if another thread processes it."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -152,7 +152,7 @@ class LazyAligner:
     def _enqueue(self, deed: AlignerOp, num_bytes: int = 0) -> None:
         if self._over:
             return
-        if num_bytes:  # counted first: another thread may be through with it at once
+        if num_bytes:  # counted first: another thread may process it at once
             self._backlog.add(self._share, num_bytes)
         self._kept.append((deed, num_bytes))
         if num_bytes:
@@ -161,7 +161,7 @@ class LazyAligner:
     def _run_next(self) -> None:
         try:
             deed, num_bytes = self._kept.popleft()
-        except IndexError:  # forgotten meanwhile
+        except IndexError:  # discarded meanwhile
             return
         try:
             deed(self._get_aligner())

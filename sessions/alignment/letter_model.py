@@ -19,7 +19,7 @@ NUMBERS = {character: number for number, character in enumerate(CHARACTERS)}
 EDGE = NUMBERS[" "]
 # Characters before and after a letter, within its word, on which its sound depends.
 CONTEXT_CHARS = 4
-# The longest duration that is told apart; what is longer counts as this and goes on.
+# The longest duration that is distinguished; a longer one counts as this.
 MAX_STEPS = 14
 # Words come again and again; what the network says of the last ones is kept.
 MAX_CACHED_WORDS = 1_024

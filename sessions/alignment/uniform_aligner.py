@@ -1,15 +1,15 @@
-"""The simplest aligner: every character takes as long as any other. It costs nothing; better ones are held to it."""
+"""Align with equal time for every character: free, and the baseline of better aligners."""
 
 from __future__ import annotations
 
 from sessions.alignment.aligner import Pcm
 
-# English read aloud at about 14 characters a second: reckons the length of an utterance that is not finished.
+# English read aloud, about 14 characters per second: estimates the length of an unfinished utterance.
 TYPICAL_S_PER_CHAR = 0.07
 
 
 class UniformAligner:
-    """Settles nothing before the end."""
+    """Finalizes no character before the end."""
 
     def __init__(self, sample_rate: int) -> None:
         self._samples_per_char = sample_rate * TYPICAL_S_PER_CHAR
@@ -30,7 +30,7 @@ class UniformAligner:
         self._num_chars += len(text)
 
     def end_text(self) -> None:
-        """It makes no difference."""
+        """Do nothing: the end of the text changes no estimate."""
 
     def push(self, pcm: Pcm) -> None:
         self._num_samples += pcm.size

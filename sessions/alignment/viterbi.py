@@ -18,7 +18,7 @@ from sessions.alignment.letter_model import MAX_STEPS, AlignmentUnits
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
-# The way is not looked for further than this ahead of the likeliest place: two seconds and more of text.
+# The search does not go further than this ahead of the most likely position: at least two seconds of text.
 BEAM_UNITS = 40
 # Neighbouring steps hear nearly the same: each counts less than one that is independent.
 EMISSION_WEIGHT = 0.6

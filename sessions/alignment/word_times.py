@@ -28,7 +28,7 @@ class WordTime:
     spoken: str
     # The utterance it belongs to: 0, 1, 2 ... over the response.
     segment: int
-    # Where that utterance begins, for those who count times from there.
+    # Where that utterance begins.
     segment_start_ms: float
     start_ms: float
     end_ms: float

@@ -17,13 +17,13 @@ HOW_TO_INSTALL = (
 
 
 class OpusUnavailable(RuntimeError):
-    """No libopus can be loaded; the message tells what to install."""
+    """No libopus can be loaded; the message says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpusLibrary:
     path: str
-    # As the library itself tells; some builds know no number.
+    # Reported by the library; some builds have no number.
     version: str
 
 

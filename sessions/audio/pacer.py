@@ -37,7 +37,7 @@ class PacerSettings:
     start_delay_ms: int = 60
     # A report may be so far ahead of what the time since the first audio allows; what is beyond is cut off.
     report_tolerance_ms: int = 500
-    # A shorter gap is within what timers and listeners' buffers even out, and is not told.
+    # A shorter gap is within what timers and listeners' buffers even out, and is not reported.
     min_underrun_ms: int = 10
 
     def __post_init__(self) -> None:

@@ -36,7 +36,7 @@ FLAC_TOTAL = slice(18, 26)
 
 
 def finalize_file(stream: bytes, audio: AudioFormat, num_samples: int) -> bytes:
-    """Of formats whose header tells the length, with the length; all others as they are."""
+    """Set the length in the header of formats that have one; return all others unchanged."""
     match audio.encoding:
         case Encoding.WAV:
             return wav_header(audio.sample_rate, num_samples) + stream[HEADER_BYTES:]

@@ -44,7 +44,7 @@ def _ends_sentence(match: re.Match[str]) -> bool:
 
 
 def _ellipsis(match: re.Match[str]) -> str:
-    """A pause where the sentence goes on, which a small letter tells, and its end where it does not."""
+    """Verbalize as a pause before a lower-case letter, where the sentence continues, and as its end elsewhere."""
     next_word = _next_word(match)
     return ", " if next_word[:1].islower() or next_word in ("I", "I'm", "I'll", "I've", "I'd") else ". "
 

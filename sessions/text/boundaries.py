@@ -1,4 +1,4 @@
-"""Where sentences and clauses end, told as characters come by."""
+"""Find where sentences and clauses end, character by character."""
 
 from __future__ import annotations
 

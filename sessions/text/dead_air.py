@@ -37,7 +37,7 @@ SAME_ARRIVAL_S = 0.01  # deltas this close together came in one packet
 STALL_GAPS = 3.0  # one gap this many times longer than the longest of the last ones is a stall
 MIN_STALL_S, MAX_STALL_S = 0.4, 1.0
 RATE_WINDOW_S = 1.5
-MIN_TOKENS_PER_S = 4.0  # a person who types; such text is spoken in pieces that are whole
+MIN_TOKENS_PER_S = 4.0  # a person who types; such text is spoken in whole pieces
 
 
 class TextPace:

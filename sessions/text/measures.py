@@ -91,7 +91,7 @@ _MAGNITUDE = re.compile(rf"(?<![\w.,#])({NUMBER})(bn|[kKMBT])(?!\w)")
 
 
 def verbalize_measures(text: str, previous_word: str) -> str:
-    """``previous_word`` tells "gate 5B" from five billion."""
+    """``previous_word`` distinguishes "gate 5B" from five billion."""
     text = _PLACE.sub(r"\g<place> \g<number> \g<letter>", f"{previous_word} {text}")[len(previous_word) + 1 :]
     text = _HOUSE.sub(lambda match: f"{number(match[1])} {match[2]}", text)
     text = _PER.sub(lambda match: f" per {PER_UNITS[match['unit']]}", text)

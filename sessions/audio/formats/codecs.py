@@ -149,7 +149,7 @@ def adts_header(sample_rate: int, packet_bytes: int) -> bytes:
 
 
 def _open_codec(stream: CodecStream) -> AudioCodecContext:
-    from av import AudioCodecContext  # a hundred milliseconds, which only those pay who need it
+    from av import AudioCodecContext  # takes 100 ms, so only where it is needed
 
     context = AudioCodecContext.create(stream.codec, "w")
     assert isinstance(context, AudioCodecContext)
