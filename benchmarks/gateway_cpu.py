@@ -98,7 +98,7 @@ def server(settings: dict[str, Any], on_cores: set[int], tree: Path) -> Iterator
 
 
 def serve(settings: dict[str, Any]) -> None:
-    config = load_config(flags=settings)
+    config = load_config(environment={"VOICEWIRE_DEBUG": "1"}, flags=settings)
     configure_logs(config.log)
     shared = None
     if config.engine.model is None:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -45,25 +45,26 @@ class ListenSettings(SettingsSection, frozen=True):
         float, Meta(gt=0, le=300, description="A connection that has sent no whole request by then is closed.")
     ] = 10.0
     ping_interval_s: Annotated[float, Meta(gt=0, le=3_600, description="Between WebSocket pings.")] = 20.0
-    ping_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="An unanswered ping ends the connection.")] = 20.0
     close_timeout_s: Annotated[float, Meta(gt=0, le=60, description="For the other side's part of a close.")] = 2.0
-    fast_frame_parser: Annotated[
-        bool, Meta(description="Whether short messages of WebSockets go past the general parser.")
-    ] = True
     drain_timeout_s: Annotated[
         float, Meta(ge=0, le=3_600, description="After SIGTERM, for responses that are still being spoken.")
     ] = 30.0
-    send_buffer_bytes: Annotated[
-        int, Meta(ge=4_096, le=16_777_216, description="The system's send buffer of a connection.")
-    ] = 65_536
-    tcp_notsent_lowat_bytes: Annotated[
-        int, Meta(ge=1_024, le=16_777_216, description="Unsent bytes in that buffer above which writing waits.")
-    ] = 16_384
-    write_buffer_bytes: Annotated[
-        int,
-        Meta(ge=1_024, le=16_777_216, description="Bytes this process holds for a connection before writing waits."),
-    ] = 16_384
     page: Annotated[str | None, Meta(description="Folder of the page; by default the one that was installed.")] = None
+
+    # Constants.
+    # Whether short messages of WebSockets go past the general parser.
+    fast_frame_parser: ClassVar[bool] = True
+    # The system's send buffer of a connection.
+    send_buffer_bytes: ClassVar[int] = 65_536
+    # Unsent bytes in that buffer above which writing waits.
+    tcp_notsent_lowat_bytes: ClassVar[int] = 16_384
+    # Bytes this process holds for a connection before writing waits.
+    write_buffer_bytes: ClassVar[int] = 16_384
+
+    @property
+    def ping_timeout_s(self) -> float:
+        """An unanswered ping ends the connection after this."""
+        return self.ping_interval_s
 
 
 class LimitSettings(SettingsSection, frozen=True):
@@ -71,19 +72,12 @@ class LimitSettings(SettingsSection, frozen=True):
     max_connections_per_key: Annotated[
         int, Meta(ge=0, le=100_000, description="Of them with one API key; 0: half, and all if it is the only key.")
     ] = 0
-    max_http_connections: Annotated[
-        int, Meta(ge=1, le=100_000, description="HTTP connections, and those that have not shaken hands yet.")
-    ] = 5_000
     max_active_responses: Annotated[int, Meta(ge=1, le=100_000, description="Responses spoken at once.")] = 512
     max_active_responses_per_key: Annotated[
         int, Meta(ge=0, le=100_000, description="Of them with one API key; 0: half, and all if it is the only key.")
     ] = 0
-    max_active_responses_per_session: Annotated[int, Meta(ge=1, le=1_000, description="Of them in one session.")] = 8
     max_message_bytes: Annotated[int, Meta(ge=1_024, le=16_777_216, description="Of one message or body.")] = 262_144
     max_response_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Text of one response.")] = 50_000
-    max_speech_request_chars: Annotated[
-        int, Meta(ge=1, le=10_000_000, description="Text of one POST /v1/audio/speech.")
-    ] = 4_096
     max_http_response_bytes: Annotated[
         int, Meta(ge=1_024, le=2_147_483_647, description="Audio of one HTTP answer that is not streamed.")
     ] = 67_108_864
@@ -91,38 +85,9 @@ class LimitSettings(SettingsSection, frozen=True):
         int, Meta(ge=0, le=256, description="Threads for Opus, MP3, AAC, FLAC and changes of speed; 0 has none.")
     ] = 1
     max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="The largest lead a client may ask for.")] = 60_000
-    max_audio_message_ms: Annotated[
-        int, Meta(ge=20, le=2_000, description="Audio in one message, where so much is ready and the lead is long.")
-    ] = 240
-    flush_first_packet: Annotated[
-        bool, Meta(description="The first packet of a response leaves before the rest of its chunk is encoded.")
-    ] = True
-    one_chunk_per_loop_iteration: Annotated[
-        bool, Meta(description="Chunks that come together are made into packets one in each turn of the event loop.")
-    ] = True
-    gc_freeze_on_start: Annotated[
-        bool, Meta(description="What is there at the start is left out of Python's garbage collections.")
-    ] = True
-    playback_tolerance_ms: Annotated[
-        int, Meta(ge=0, le=1_000, description="The engine hears of the listener's place when it is off by more.")
-    ] = 10
-    heard_text_timeout_ms: Annotated[
-        int, Meta(ge=0, le=60_000, description="What was heard is told after so long, if only roughly.")
-    ] = 1_000
     max_errors_per_connection: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = (
         100
     )
-    max_retained_responses: Annotated[
-        int, Meta(ge=1, le=1_000, description="Ended responses of a session that can still be asked about.")
-    ] = 4
-    max_alignment_backlog_mb: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=1_048_576,
-            description="Speech kept in a process to find words in, should somebody ask; 0 finds them as they sound.",
-        ),
-    ] = 512
     idle_timeout_s: Annotated[float, Meta(gt=0, le=86_400, description="Without an event and without speech.")] = 600.0
     max_session_duration_s: Annotated[float, Meta(gt=0, le=604_800, description="The oldest a session may become.")] = (
         86_400.0
@@ -131,9 +96,34 @@ class LimitSettings(SettingsSection, frozen=True):
     reader_timeout_s: Annotated[float, Meta(gt=0, le=600, description="Due audio waits to be taken so long.")] = 10.0
     engine_timeout_s: Annotated[float, Meta(gt=0, le=600, description="The engine may be silent so long.")] = 20.0
     retry_after_ms: Annotated[int, Meta(ge=1, le=600_000, description="What refused clients are told.")] = 1_000
-    overload_grace_s: Annotated[
-        float, Meta(gt=0, le=600, description="Overloaded for so long, the server refuses handshakes too.")
-    ] = 2.0
+
+    # Of them in one session.
+    max_active_responses_per_session: ClassVar[int] = 8
+    # Text of one POST /v1/audio/speech.
+    max_speech_request_chars: ClassVar[int] = 4_096
+    # Audio in one message, where so much is ready and the lead is long.
+    max_audio_message_ms: ClassVar[int] = 240
+    # The first packet of a response leaves before the rest of its chunk is encoded.
+    flush_first_packet: ClassVar[bool] = True
+    # Chunks that come together are made into packets one in each turn of the event loop.
+    one_chunk_per_loop_iteration: ClassVar[bool] = True
+    # What is there at the start is left out of Python's garbage collections.
+    gc_freeze_on_start: ClassVar[bool] = True
+    # The engine hears of the listener's place when it is off by more.
+    playback_tolerance_ms: ClassVar[int] = 10
+    # What was heard is told after so long, if only roughly.
+    heard_text_timeout_ms: ClassVar[int] = 1_000
+    # Ended responses of a session that can still be asked about.
+    max_retained_responses: ClassVar[int] = 4
+    # Speech kept in a process to find words in, should somebody ask; 0 finds them as they sound.
+    max_alignment_backlog_mb: ClassVar[int] = 512
+    # Overloaded for so long, the server refuses handshakes too.
+    overload_grace_s: ClassVar[float] = 2.0
+
+    @property
+    def max_http_connections(self) -> int:
+        """HTTP connections, and those without a completed handshake."""
+        return self.max_connections
 
 
 class SpeechDefaults(SettingsSection, frozen=True):
@@ -187,12 +177,12 @@ class DialectSettings(SettingsSection, frozen=True):
     voice_aliases: Annotated[
         dict[str, str], Meta(description="Vendors' voice ids, and the voices of ours that speak for them.")
     ] = {}  # noqa: RUF012
-    max_contexts_per_connection: Annotated[
-        int, Meta(ge=1, le=10_000, description="Open contexts of a connection on a vendor's wire.")
-    ] = 256
-    max_unauthenticated_connections: Annotated[
-        int, Meta(ge=1, le=100_000, description="Connections whose key is still to come, in their first message.")
-    ] = 256
+
+    # Constants.
+    # Open contexts of a connection on a vendor's wire.
+    max_contexts_per_connection: ClassVar[int] = 256
+    # Connections whose key is still to come, in their first message.
+    max_unauthenticated_connections: ClassVar[int] = 256
 
 
 class CallSettings(SettingsSection, frozen=True):
@@ -213,39 +203,34 @@ class CallSettings(SettingsSection, frozen=True):
         str, Meta(description="Address of that port, which has no keys: whoever reaches it is a caller.")
     ] = "127.0.0.1"
     lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of what the caller has heard.")] = 200
-    generation_lead_ms: Annotated[
-        int, Meta(ge=0, le=10_000, description="Audio that is made ahead of what is sent.")
-    ] = 480
-    mark_interval_ms: Annotated[int, Meta(ge=100, le=60_000, description="Audio between marks on the line.")] = 1_000
-    mark_timeout_s: Annotated[float, Meta(ge=0, le=60, description="A mark so late counts as heard, by our clock.")] = (
-        5.0
-    )
-    remote_command_timeout_s: Annotated[
-        float, Meta(gt=0, le=60, description="For a command that another gateway obeys, whose call it is.")
-    ] = 5.0
-    max_pending_replies: Annotated[
-        int, Meta(ge=1, le=10_000, description="Replies of a call that are not heard yet.")
-    ] = 64
-    max_marks_per_reply: Annotated[int, Meta(ge=0, le=10_000, description="Marks of a reply.")] = 256
-    max_queued_events: Annotated[int, Meta(ge=16, le=1_000_000, description="Events that may wait for an agent.")] = (
-        4_096
-    )
     barge_in: Annotated[bool, Meta(description="Whether the caller's voice interrupts.")] = True
     vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="How likely sound has to be speech.")] = 0.55
     vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="For so long, to interrupt.")] = 32
-    vad_min_silence_ms: Annotated[
-        int, Meta(ge=32, le=5_000, description="Silence after which speech may begin again.")
-    ] = 320
-    vad_min_level_db: Annotated[
-        float, Meta(ge=-120, le=0, description="Of full scale; what is quieter is silence.")
-    ] = -50.0
-    vad_noise_margin_db: Annotated[
-        float,
-        Meta(ge=0, le=20, description="Sound less above a line's noise is nobody, and is not looked at. 0: all is."),
-    ] = 3.0
     echo_return_loss_db: Annotated[
         float, Meta(ge=0, le=120, description="Our own voice comes back quieter by at least so much.")
     ] = 20.0
+
+    # Constants.
+    # Audio that is made ahead of what is sent.
+    generation_lead_ms: ClassVar[int] = 480
+    # Audio between marks on the line.
+    mark_interval_ms: ClassVar[int] = 1_000
+    # A mark so late counts as heard, by our clock.
+    mark_timeout_s: ClassVar[float] = 5.0
+    # For a command that another gateway obeys, whose call it is.
+    remote_command_timeout_s: ClassVar[float] = 5.0
+    # Replies of a call that are not heard yet.
+    max_pending_replies: ClassVar[int] = 64
+    # Marks of a reply.
+    max_marks_per_reply: ClassVar[int] = 256
+    # Events that may wait for an agent.
+    max_queued_events: ClassVar[int] = 4_096
+    # Silence after which speech may begin again.
+    vad_min_silence_ms: ClassVar[int] = 320
+    # Of full scale; what is quieter is silence.
+    vad_min_level_db: ClassVar[float] = -50.0
+    # Sound less above a line's noise is nobody, and is not looked at. 0: all is.
+    vad_noise_margin_db: ClassVar[float] = 3.0
 
 
 class VoiceStoreSettings(SettingsSection, frozen=True):
@@ -257,24 +242,36 @@ class VoiceStoreSettings(SettingsSection, frozen=True):
     max_upload_bytes: Annotated[
         int, Meta(ge=1_024, le=268_435_456, description="Of a recording: uploaded, fetched, or in a data URI.")
     ] = 10_485_760
-    max_concurrent_uploads: Annotated[int, Meta(ge=1, le=1_000, description="Recordings that arrive at once.")] = 16
-    max_concurrent_encodings: Annotated[
-        int, Meta(ge=1, le=1_000, description="Recordings fetched and listened to at once.")
-    ] = 4
-    upload_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="For a recording to arrive.")] = 60.0
-    decode_timeout_s: Annotated[float, Meta(gt=0, le=300, description="For a recording to be decoded.")] = 10.0
     allow_url_fetch: Annotated[bool, Meta(description="Whether requests may name a recording by its address.")] = True
-    fetch_timeout_s: Annotated[float, Meta(gt=0, le=300, description="For a recording to be fetched.")] = 10.0
-    max_fetch_redirects: Annotated[int, Meta(ge=0, le=20, description="Redirects that are followed.")] = 3
     allow_plain_http_fetch: Annotated[bool, Meta(description="Whether such an address may be plain http.")] = False
     allowed_private_networks: Annotated[
         str | None, Meta(description="Networks that are asked although they are not public: `10.0.0.0/8,fd00::/8`.")
     ] = None
 
+    # Constants.
+    # Recordings that arrive at once.
+    max_concurrent_uploads: ClassVar[int] = 16
+    # Recordings fetched and listened to at once.
+    max_concurrent_encodings: ClassVar[int] = 4
+    # For a recording to arrive.
+    upload_timeout_s: ClassVar[float] = 60.0
+    # For a recording to be decoded.
+    decode_timeout_s: ClassVar[float] = 10.0
+    # For a recording to be fetched.
+    fetch_timeout_s: ClassVar[float] = 10.0
+    # Redirects that are followed.
+    max_fetch_redirects: ClassVar[int] = 3
+
 
 class LogSettings(SettingsSection, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe to write.")] = "info"
     format: Annotated[Literal["json", "text"], Meta(description="`json`, one object a line, or `text`.")] = "json"
+
+
+class DebugConfig(SettingsSection, frozen=True):
+    """Other values for constants, for tests and benchmarks; refused unless ``VOICEWIRE_DEBUG`` is 1."""
+
+    constants: Annotated[dict[str, Any], Meta(description="Values by section and name.")] = {}  # noqa: RUF012
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -290,9 +287,34 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     wyoming: WyomingSettings = WyomingSettings()
     xiaozhi: XiaozhiSettings = XiaozhiSettings()
     log: LogSettings = LogSettings()
+    debug: DebugConfig = DebugConfig()
+
+    def __post_init__(self) -> None:
+        for section, values in self.debug.constants.items():
+            msgspec.structs.force_setattr(self, section, replace_constants(getattr(self, section), values))
+
+
+def replace_constants(section: SettingsSection, values: Mapping[str, object]) -> SettingsSection:
+    """Return ``section`` as an instance of a subclass with other constants."""
+    kind = type(section)
+    if unknown := values.keys() - constants_of(kind).keys():
+        raise ConfigError(f"debug.constants: {kind.__name__} has no constant {min(unknown)!r}")
+    changed: type[SettingsSection] = type(kind.__name__, (kind,), dict(values))
+    return changed(**msgspec.structs.asdict(section))
+
+
+def constants_of(section: type[SettingsSection]) -> Mapping[str, object]:
+    """Return constants by name; what is derived from a setting has a property as its value."""
+    fixed = {name for name, kind in section.__annotations__.items() if str(kind).startswith("ClassVar[")}
+    return {name: value for name, value in vars(section).items() if name in fixed or isinstance(value, property)}
 
 
 TABLE = "a table"
+# Settings of earlier versions that now follow another one.
+DERIVED = {
+    "listen.ping_timeout_s": "listen.ping_interval_s",
+    "limits.max_http_connections": "limits.max_connections",
+}
 
 
 class RawSetting(NamedTuple):
@@ -318,13 +340,27 @@ def load_config(
         section, _, field = setting.name.partition(".")
         values = sections.setdefault(section, {})
         values[field] = _merge(values.get(field), _convert(setting))
+    if "debug" in sections and (environment or {}).get(f"{ENVIRONMENT_PREFIX}DEBUG") != "1":
+        raise ConfigError(f"debug.constants is for tests and benchmarks, with {ENVIRONMENT_PREFIX}DEBUG=1")
     kinds = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
     return ServerConfig(**{name: kinds[name](**values) for name, values in sections.items()})
 
 
 @cache
 def settings() -> Mapping[str, msgspec.structs.FieldInfo]:
-    """Every setting there is, by its full name. To look through them takes 10 ms."""
+    """Return all settings by their full names, without those for debugging. The first call takes 10 ms."""
+    return {name: field for name, field in _fields().items() if not name.startswith("debug.")}
+
+
+@cache
+def constants() -> Mapping[str, object]:
+    """Return the constants of all sections by their full names. Most of them were settings."""
+    sections = msgspec.structs.fields(ServerConfig)
+    return {f"{one.name}.{name}": value for one in sections for name, value in constants_of(one.type).items()}
+
+
+@cache
+def _fields() -> Mapping[str, msgspec.structs.FieldInfo]:
     sections = msgspec.structs.fields(ServerConfig)
     fields = {section.name: msgspec.structs.fields(section.type) for section in sections}
     return {f"{section}.{field.name}": field for section in fields for field in fields[section]}
@@ -350,7 +386,7 @@ def _from_file(file: Path | None) -> Iterator[RawSetting]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[RawSetting]:
-    for name in settings():
+    for name in (*settings(), *constants(), *DERIVED):
         variable = environment_name(name)
         if variable in environment:
             yield RawSetting(name, environment[variable], variable)
@@ -363,7 +399,7 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[RawSetting]:
 @cache
 def _tables() -> frozenset[str]:
     """Names of the settings that are tables, whose entries may be given one by one."""
-    return frozenset(name for name, field in settings().items() if allowed(field) == TABLE)
+    return frozenset(name for name, field in _fields().items() if allowed(field) == TABLE)
 
 
 def _as_table(setting: RawSetting) -> RawSetting:
@@ -372,14 +408,14 @@ def _as_table(setting: RawSetting) -> RawSetting:
 
     Text becomes a TOML value where it is one: ``8``, ``false``, ``[1, 2]``, ``"text"``; else it stays text.
     """
-    if not setting.is_text or not isinstance(setting.value, str):
+    if not setting.is_text:
         return setting
-    if setting.name in _tables():
+    if setting.name in _tables() and isinstance(setting.value, str):
         return setting._replace(value=_toml_value(setting.value), is_text=False)
     table = next((name for name in _tables() if setting.name.startswith(name + ".")), None)
     if table is None:
         return setting
-    value = _toml_value(setting.value)
+    value = _toml_value(setting.value) if isinstance(setting.value, str) else setting.value
     for key in reversed(setting.name[len(table) + 1 :].split(".")):
         value = {key: value}
     return setting._replace(name=table, value=value, is_text=False)
@@ -401,7 +437,12 @@ def _merge(former: object, value: object) -> object:
 
 def _convert(setting: RawSetting) -> object:
     """The value in its field's type."""
-    field = settings().get(setting.name)
+    field = _fields().get(setting.name)
+    if setting.name in constants():
+        value = constants()[setting.name]
+        raise ConfigError(
+            f"{setting.name} ({setting.origin}) is no setting any more: it is always {value!r}; remove it"
+        )
     if field is None:
         raise ConfigError(f"{setting.name} ({setting.origin}) is no setting")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -64,15 +64,16 @@ class WyomingSettings(SettingsSection, frozen=True):
     default_key_name: Annotated[
         str | None, Meta(description="Name of the API key that its texts belong to; by default the first.")
     ] = None
-    max_connections: Annotated[int, Meta(ge=1, le=100_000, description="Open connections.")] = 64
-    sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Samples a second.")] = 24_000
+
+    # Constants.
+    # Open connections.
+    max_connections: ClassVar[int] = 64
+    # Samples a second.
+    sample_rate: ClassVar[int] = 24_000
 
 
 class XiaozhiSettings(SettingsSection, frozen=True):
     bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Bits a second of Opus.")] = 32_000
-    end_of_speech_delay_ms: Annotated[
-        int, Meta(ge=0, le=10_000, description="Silence after which a device is told that the speech has ended.")
-    ] = 300
     mqtt_enabled: Annotated[bool, Meta(description="Whether there are ports for devices that speak MQTT and UDP.")] = (
         False
     )
@@ -82,7 +83,11 @@ class XiaozhiSettings(SettingsSection, frozen=True):
     udp_public_host: Annotated[
         str | None, Meta(description="Where devices send their audio; by default the address they came to.")
     ] = None
-    max_devices: Annotated[int, Meta(ge=1, le=100_000, description="Devices on these ports.")] = 1_000
-    max_packets_per_s: Annotated[
-        int, Meta(ge=20, le=10_000, description="UDP packets taken from a device; more are dropped.")
-    ] = 100
+
+    # Constants.
+    # Silence after which a device is told that the speech has ended.
+    end_of_speech_delay_ms: ClassVar[int] = 300
+    # Devices on these ports.
+    max_devices: ClassVar[int] = 1_000
+    # UDP packets taken from a device; more are dropped.
+    max_packets_per_s: ClassVar[int] = 100

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from engine.api import SpeechError
-from realtime.config import ConfigError
 from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
@@ -25,7 +24,6 @@ from realtime.transports.tcp_server import (
     run_server,
 )
 from realtime.version import VERSION
-from sessions.audio.formats.registry import COMMON_RATES
 from sessions.voices.lookup import voices_for
 
 log = logging.getLogger("voicewire.wyoming")
@@ -44,9 +42,6 @@ class WyomingServer:
         if self._settings.enabled:
             self._owner = resolve_owner(server, "wyoming.default_key_name", self._settings.default_key_name)
             check_port_for_gateways(server, "wyoming.port", self._settings.port)
-            if self._settings.sample_rate not in COMMON_RATES:
-                known = ", ".join(map(str, COMMON_RATES))
-                raise ConfigError(f"wyoming.sample_rate = {self._settings.sample_rate}: expected one of {known}")
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

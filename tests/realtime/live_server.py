@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import httpx2 as httpx
 
 from realtime.app import create_app
 from realtime.client import NativeClient, open_session
-from realtime.config import load_config
+from realtime.config import ServerConfig, constants, load_config
 from realtime.protocol import events as ev
 from realtime.server import SpeechServer
 from realtime.transports.listener import DrainingServer, UvicornConfig, open_listeners
@@ -67,12 +67,20 @@ class SessionContext:
         await self._client.aclose()
 
 
+def load_test_config(flags: Mapping[str, object]) -> ServerConfig:
+    """Load settings, and constants as well."""
+    names = {name: f"debug.constants.{name}" for name in constants()}
+    return load_config(
+        environment={"VOICEWIRE_DEBUG": "1"}, flags={names.get(name, name): value for name, value in flags.items()}
+    )
+
+
 @asynccontextmanager
 async def live_server(engine: FakeSpeechEngine | None = None, **flags: object) -> AsyncIterator[LiveServer]:
-    """Flags are settings, with two underscores for the dot."""
+    """Flags are settings or constants, with two underscores for the dot."""
     settings = {name.replace("__", "."): value for name, value in flags.items()}
-    config = load_config(
-        flags={
+    config = load_test_config(
+        {
             "listen.port": 0,
             "listen.drain_timeout_s": 0,
             "listen.close_timeout_s": 0.2,

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from realtime.config import ConfigError, ServerConfig, allowed, environment_name, load_config, settings
+from realtime.config import (
+    DERIVED,
+    ConfigError,
+    ServerConfig,
+    allowed,
+    constants,
+    environment_name,
+    load_config,
+    settings,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
@@ -123,3 +134,40 @@ def test_table_in_the_environment_is_an_inline_table() -> None:
     assert config.engine.options == {"max_batch_size": 2}
     with pytest.raises(ConfigError, match=r"engine\.options.*expected a table"):
         load_config(environment={"VOICEWIRE_ENGINE_OPTIONS": "2"})
+
+
+MAX_SETTINGS = 100  # of the server; may only fall
+DEBUG = {"VOICEWIRE_DEBUG": "1"}
+
+
+def test_server_has_no_more_settings_than_its_ceiling() -> None:
+    assert len(settings()) <= MAX_SETTINGS
+
+
+@pytest.mark.parametrize("name", constants())
+def test_constant_that_was_a_setting_is_refused(name: str, tmp_path: Path) -> None:
+    section, _, field = name.partition(".")
+    value = "20" if name in DERIVED else json.dumps(constants()[name])
+    sources: list[dict[str, Any]] = [
+        {"file": write(tmp_path, f"[{section}]\n{field} = {value}")},
+        {"environment": {environment_name(name): value}},
+        {"flags": {name: value}},
+    ]
+    for source in sources:
+        with pytest.raises(ConfigError, match=f"{name} .* is no setting any more: it is always .*; remove it"):
+            load_config(**source)
+
+
+def test_debug_replaces_constants_here_and_in_gateways() -> None:
+    flags = {"debug.constants.limits.flush_first_packet": "false", "debug.constants.calls.mark_timeout_s": 0.5}
+    config = load_config(environment=DEBUG, flags=flags)
+    for each in (config, msgspec.json.decode(msgspec.json.encode(config), type=ServerConfig)):
+        assert (each.limits.flush_first_packet, each.calls.mark_timeout_s) == (False, 0.5)
+    assert load_config().limits.flush_first_packet is True
+
+
+def test_debug_is_refused_in_production_and_with_unknown_names() -> None:
+    with pytest.raises(ConfigError, match="VOICEWIRE_DEBUG=1"):
+        load_config(flags={"debug.constants.limits.flush_first_packet": "false"})
+    with pytest.raises(ConfigError, match="LimitSettings has no constant 'max_connections'"):
+        load_config(environment=DEBUG, flags={"debug.constants.limits.max_connections": 1})

@@ -79,7 +79,10 @@ class Pipe(asyncio.Transport):
 @asynccontextmanager
 async def connected(own_frames: bool = True, early: bytes = b"") -> AsyncIterator[tuple[SpeechWebSocketProtocol, Pipe]]:
     """``early`` comes with the handshake."""
-    config = load_config(flags={"listen.fast_frame_parser": own_frames, "limits.max_message_bytes": MAX_BYTES // 4})
+    config = load_config(
+        environment={"VOICEWIRE_DEBUG": "1"},
+        flags={"debug.constants.listen.fast_frame_parser": own_frames, "limits.max_message_bytes": MAX_BYTES // 4},
+    )
     accepted = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -33,7 +33,8 @@ def ready(port):
     print(gc.get_freeze_count(), len(gc.get_objects()))
     os.kill(os.getpid(), signal.SIGTERM)
 
-config = load_config(flags={"listen.port": 0, "limits.gc_freeze_on_start": sys.argv[1] == "yes"})
+flags = {"listen.port": 0, "debug.constants.limits.gc_freeze_on_start": sys.argv[1] == "yes"}
+config = load_config(environment={"VOICEWIRE_DEBUG": "1"}, flags=flags)
 asyncio.run(serve(config, create_app(config, FakeSpeechEngine(FakeScript())), ready))
 """
 

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from realtime.auth import LOCAL, Authenticator
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
 from realtime.calls.connection import CallConnection
-from realtime.config import load_config
 from realtime.protocol import model
 from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.twilio import TwilioDialect
@@ -17,6 +16,7 @@ from realtime.server import SpeechServer
 from sessions.vad.silero import load_model
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls import twilio_simulator
+from tests.realtime.live_server import load_test_config
 
 SCRIPT = FakeScript(ms_per_char=50.0, first_chunk_s=0.05, real_time_factor=0.1)
 
@@ -83,7 +83,7 @@ async def phone(
     load_model()  # real time would pass while it is loaded
     settings = {"speech.aligner": "even"} | {name.replace("__", "."): value for name, value in flags.items()}
     engine = FakeSpeechEngine(script)
-    server = SpeechServer(load_config(flags=settings), engine, Authenticator([]))
+    server = SpeechServer(load_test_config(settings), engine, Authenticator([]))
     await server.start()
     board, link = CallRegistry(1_000), QueueLink()
     connection = CallConnection(server, board, dialect or TwilioDialect(), LOCAL, link)

@@ -212,7 +212,7 @@ async def test_who_is_left_behind_by_events_is_told_by_the_last_one() -> None:
 
 async def test_readers_who_come_at_once_are_counted_as_they_come() -> None:
     async with (
-        live_server(limits__max_connections=5) as live,
+        live_server(limits__max_connections=5, limits__max_http_connections=100) as live,
         live.http() as http,
         dial(live, "/v1/calls") as agent,
         dial(live, "/v1/calls/vonage") as line,

@@ -148,7 +148,6 @@ async def test_without_the_setting_there_is_no_port() -> None:
     ("settings", "message"),
     [
         ({"wyoming.default_key_name": "nobody"}, "wyoming.default_key_name = 'nobody'"),
-        ({"wyoming.sample_rate": 12_345}, "wyoming.sample_rate = 12345"),
         ({"wyoming.port": 0, "listen.gateways": 2}, "wyoming.port = 0"),
     ],
 )
