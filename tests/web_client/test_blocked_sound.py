@@ -28,7 +28,7 @@ def test_blocked_audio_is_reported_and_starts_on_click(quick):
 
         until("globalThis.voicewire?.state === 'open'")
         value("document.querySelector('#composer').requestSubmit()")
-        until(f"({NOTICE}).includes('silent until you click')")
+        until(f"({NOTICE}).includes('until you click')")
         assert value(f"{LATEST}.played_ms") == 0
         page.click(".notice button")
         until(SOUNDING)

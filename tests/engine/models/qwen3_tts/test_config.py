@@ -15,7 +15,7 @@ from engine.api import SAMPLING_RANGES
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.models.qwen3_tts.config import read_config
-from engine.models.registry import inspect_model, load_model
+from engine.models.registry import inspect_model, load_family
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -45,7 +45,7 @@ def test_sizes_that_the_weights_do_not_have_are_told_before_memory_is_filled(fol
         inspect_model(folder)
     assert torch.empty(0).device.type == "cpu", f"the device of shapes is left behind {told.value}"
     with pytest.raises(CheckpointError, match=r"has shape|make no model"):
-        load_model(folder, EngineConfig(), torch.device("cpu"), torch.float32)
+        load_family(folder, EngineConfig(), torch.device("cpu"), torch.float32)
 
 
 def refusal(folder: Path) -> str:
@@ -278,5 +278,5 @@ def test_a_folder_of_another_family_is_told_apart(tmp_path: Path, content: str, 
 
     (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(CheckpointError, match="known: qwen3_tts") as caught:
-        load_model(tmp_path, EngineConfig(), torch.device("cpu"), torch.float32)
+        load_family(tmp_path, EngineConfig(), torch.device("cpu"), torch.float32)
     assert part in str(caught.value)
