@@ -152,7 +152,9 @@ class Client:
 async def live(steps: list[tuple[object, ...]]) -> None:
     engine = RecordingEngine()
     await engine.start()
-    limits = RegistryLimits(encoder_threads=0, session=SessionLimits(text_timeout_s=20, max_active_responses_per_session=3))
+    limits = RegistryLimits(
+        encoder_threads=0, session=SessionLimits(text_timeout_s=20, max_active_responses_per_session=3)
+    )
     registry = SessionRegistry(engine, limits)
     looking_after = asyncio.create_task(registry.run())
     client = Client(registry, engine, registry.create())
