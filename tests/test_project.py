@@ -267,7 +267,7 @@ MAX_SIZES = {
     "engine": Size(17_795, 138, 0),
     "sessions": Size(8_966, 86, 0),
     "realtime": Size(20_415, 147, 0),
-    "tests": Size(51_523, 370, 7),
+    "tests": Size(51_550, 370, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
