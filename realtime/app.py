@@ -18,15 +18,14 @@ from realtime.calls.gateway_hub import HubClient
 from realtime.config import ServerConfig, load_config
 from realtime.engine_factory import make_engine
 from realtime.mqtt.bridge import MqttBridge
-from realtime.protocol.native import PATH
+from realtime.protocol.dialects.registry import NATIVE_ROUTE
 from realtime.server import SpeechServer
 from realtime.signals import run_until_signal
 from realtime.transports.audiosocket import AudioSocketServer
 from realtime.transports.call_routes import call_routes
-from realtime.transports.dialect_routes import dialect_routes
+from realtime.transports.dialect_routes import DialectEndpoint, dialect_routes
 from realtime.transports.http_routes import INFORMATION_ROUTES, error_handler, reject_unknown_websocket
 from realtime.transports.listener import DrainingServer, Ports, UvicornConfig, open_listeners
-from realtime.transports.native_websocket import NativeEndpoint
 from realtime.transports.page import page_routes
 from realtime.transports.speech_batch_routes import speech_batch
 from realtime.transports.speech_routes import speech
@@ -96,7 +95,7 @@ def create_app(
 
 def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiService) -> list[BaseRoute]:
     api: list[BaseRoute] = [
-        WebSocketRoute(PATH, NativeEndpoint(server)),
+        WebSocketRoute(NATIVE_ROUTE.path, DialectEndpoint(server, NATIVE_ROUTE)),
         *dialect_routes(server),
         *token_routes(),
         *telephony_routes(server, switchboard),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.api import INTERNAL_ERROR, CodedError, ErrorInfo
 
@@ -140,3 +140,12 @@ def rule_for(code: str) -> ErrorRule:
 def http_status(info: ErrorInfo) -> int:
     """A limit that no waiting lifts is the request's fault."""
     return 400 if info.code == "limit_exceeded" and not info.retryable else rule_for(info.code).http_status
+
+
+def openai_error(info: ErrorInfo) -> dict[str, Any]:
+    return {
+        "message": info.message,
+        "type": f"{rule_for(info.code).fault}_error",
+        "param": info.param,
+        "code": info.code,
+    }

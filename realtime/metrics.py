@@ -42,8 +42,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         (),
     ),
     "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
-    "dialect_connections_total": ("Connections and requests of vendors' protocols.", ("dialect",)),
-    "dialect_contexts_total": ("Contexts of vendors' protocols that ended.", ("dialect", "status")),
+    "dialect_connections_total": ("Connections and requests of each wire.", ("dialect",)),
+    "dialect_contexts_total": ("Contexts of each wire that ended.", ("dialect", "status")),
 }
 
 

@@ -80,7 +80,7 @@ class Response:
     """Made by ``Session.create_response``. All methods belong to the session's event loop.
 
     The text methods, ``cancel`` and ``report_playback`` never wait. One reader gets the audio as the pace allows, by
-    iteration or by ``pop_due``; the last event is ``ResponseFinished``.
+    iteration, or by ``pop_due`` after ``attach``; the last event is ``ResponseFinished``.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class Response:
         )
         self._alarm = WakeEvent()  # of the task
         self._reader = WakeEvent()
+        self._wake_reader: Callable[[], None] = self._reader.set
         self._task: asyncio.Task[None] | None = None
         self._heard_task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -395,7 +396,7 @@ class Response:
                 self._put(output, audio)
             elif self.state is State.SPEAKING:
                 self._ring.put_flush(output.flush)
-                self._reader.set()
+                self._wake_reader()
 
     def _put(self, packets: Sequence[AudioPacket], audio: AudioTrack) -> None:
         """Hand packets to the reader; those that were encoded while the response stopped are dropped."""
@@ -405,17 +406,17 @@ class Response:
         cause = UnderrunCause.TEXT if self._text_was_short else UnderrunCause.ENGINE
         self._ring.put(packets, now_s(), cause)
         self._text_was_short = False
-        self._reader.set()
+        self._wake_reader()
 
     def _put_words(self) -> None:
         if self.state is State.SPEAKING and self.settings.word_times and (words := self._timeline.new_words()):
             self._ring.put_words(words)
-            self._reader.set()
+            self._wake_reader()
 
     def _begin_draining(self) -> None:
         if not self.is_done:
             self.state = State.DRAINING
-            self._reader.set()
+            self._wake_reader()
 
     async def _release_streams(self) -> None:
         """Cancel what still runs, and wait until nothing of the engine is held."""
@@ -448,6 +449,14 @@ class Response:
             await self._reader.wait(until_s=self._ring.due_s(now_s()))
         return event
 
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called when ``pop_due`` may return something before ``due_s``."""
+        self._wake_reader = wake
+
+    def due_s(self, now: float) -> float | None:
+        """When ``pop_due`` returns the next event; ``None`` while nothing waits."""
+        return self._ring.due_s(now)
+
     def pop_due(self, now: float) -> ResponseEvent | None:
         """Return the next event if it is due by ``now``. After the end it first looks for what was heard."""
         if self.state is State.DRAINING and self._ring.is_empty:
@@ -477,7 +486,7 @@ class Response:
         self._apply_playback_report(played_ms)
         self._report_playback_to_engine()
         self.advance()
-        self._reader.set()
+        self._wake_reader()
 
     def heard(self, played_ms: float | None = None) -> HeardText:
         """What the listener has heard of this response; works after its end too. Speech that was not aligned yet is
@@ -585,7 +594,7 @@ class Response:
         for stream in self._streams:
             stream.cancel()
         self._alarm.set()
-        self._reader.set()
+        self._wake_reader()
         self._ended.set()
         self._services.metrics.inc("responses_total", status=status)
         self._on_end(self)
@@ -630,7 +639,7 @@ class Response:
         assert self._terminal is not None
         self._ring.close(replace(self._terminal, heard=heard))
         self.state = State.ENDED
-        self._reader.set()
+        self._wake_reader()
 
 
 def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:

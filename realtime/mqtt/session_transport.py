@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from realtime.mqtt.connection import BrokerDisconnected, MqttConnection, Publication
 from realtime.protocol.mqtt.messages import JSON, MqttClosed, properties, serialize, unpack
 from realtime.protocol.mqtt.topics import SessionTopics
+from realtime.transports.transport import MessageTransport
 from sessions.errors import DuplicateResponse, LimitExceeded
 
 OVERFLOW_CODE = "limit_exceeded"
@@ -18,8 +19,8 @@ OVERFLOW_CODE = "limit_exceeded"
 EXPIRY_S = 60
 
 
-class MqttSessionTransport:
-    """Implements ``MessageTransport``. Once cut, nothing more is said on it, not even that it is closed."""
+class MqttSessionTransport(MessageTransport):
+    """Once cut, nothing more is said on it, not even that it is closed."""
 
     def __init__(
         self, line: MqttConnection, topics: SessionTopics, content_type: str, max_waiting: int, max_waiting_bytes: int
@@ -57,9 +58,10 @@ class MqttSessionTransport:
         self._waiting_bytes -= len(payload)
         return payload
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
-        if self._closed or (wanted is not None and not wanted()):
-            return
+    async def writable(self) -> bool:
+        return not self._closed
+
+    async def write(self, message: str | bytes) -> None:
         try:
             await self._line.publish_nowait(self._publication(message), self.abort)
         except BrokerDisconnected:
@@ -67,7 +69,7 @@ class MqttSessionTransport:
 
     async def close(self, code: int, reason: str = "") -> None:
         if not self._closed:
-            await self.send(serialize(MqttClosed(reason=reason or "close")))
+            await self.write(serialize(MqttClosed(reason=reason or "close")))
             self.abort()
 
     def _publication(self, message: str | bytes) -> Publication:

@@ -15,7 +15,15 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from engine.api import ErrorInfo
-from realtime.protocol.events import HeardBody, Id, Status
+from realtime.protocol.events import (
+    HeardBody,
+    Id,
+    NativeSpeechSettings,
+    ResponseAudioFormat,
+    SessionCreated,
+    SessionUpdated,
+    Status,
+)
 
 Message = str | bytes
 Cause = Literal["caller", "agent", "hang_up"]
@@ -75,8 +83,8 @@ class SendMessage:
     """A message of the vendor's, as it is; on HTTP a piece of the body."""
 
     message: Message
-    # Tells that a message was not acted on, which counts as an error of the connection.
-    is_refusal: bool = False
+    # Of an error that says that a message was not acted on, which counts as an error of the connection.
+    refused_code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,16 @@ class OpenContext:
     options: SpeechOptions
     # Contexts of one line are spoken one after the other, in the order they were opened.
     track: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateResponse:
+    """A context of the native wire: it takes a place at once, and its settings are used as given or refused."""
+
+    context: str
+    settings: NativeSpeechSettings
+    text: str = ""
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +156,24 @@ class CancelContext:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportPlayback:
+    """The listener has heard so much of a context; without an answer."""
+
+    context: str
+    played_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """What holds for the responses created from now on; answered by ``SessionUpdated``."""
+
+    settings: NativeSpeechSettings
+
+
+@dataclass(frozen=True, slots=True)
 class QueryHeard:
-    """What was heard of a context that has ended; answered by ``HeardReported``, or by nothing if it is forgotten."""
+    """What was heard of a context that has ended; answered by ``HeardReported``, or by ``HeardUnknown`` if it is
+    forgotten."""
 
     context: str
     played_ms: float | None = None
@@ -170,10 +204,13 @@ DialectCommand = (
     | AuthenticateKey
     | Configure
     | OpenContext
+    | CreateResponse
     | AppendText
     | FlushContext
     | EndContext
     | CancelContext
+    | ReportPlayback
+    | UpdateSettings
     | QueryHeard
     | FinishContexts
     | CloseConnection
@@ -193,6 +230,16 @@ class ContextOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseOpened:
+    """The answer to ``CreateResponse``."""
+
+    context: str
+    format: ResponseAudioFormat
+    # All that holds for the response.
+    settings: NativeSpeechSettings
+
+
+@dataclass(frozen=True, slots=True)
 class ContextAudio:
     """Encoded as wished, in order. Times count from the first sample of the context."""
 
@@ -202,6 +249,10 @@ class ContextAudio:
     end_ms: float
     # Of bare Opus: what ``data`` is made of.
     packets: tuple[bytes, ...] = ()
+    # 0, 1, 2 ... over the audio of the context.
+    sequence: int = 0
+    # Of the first sample, as a decoder puts samples out.
+    start_sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +269,9 @@ class TimedWord:
     spoken_ends_ms: tuple[float, ...] = ()
     # Where it stands in all text of the context.
     raw_start: int = 0
+    raw_end: int = 0
+    # The number of its utterance.
+    segment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +288,10 @@ class ContextFlushed:
 
     context: str
     end_ms: float
+    # 0, 1, 2 ... over the flushes of the context.
+    flush: int = 0
+    # Where that audio ends, as ``ContextAudio.start_sample`` counts.
+    end_sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +308,11 @@ class ContextEnded:
     played_ms: float = 0.0
     # With ``failed``.
     error: ErrorInfo | None = None
+    audio_samples: int = 0
+    # The text held nothing that can be spoken.
+    nothing_spoken: bool = False
+    # From the text that made the first word final to the first packet.
+    first_audio_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +321,13 @@ class HeardReported:
     heard: str
     remaining: str
     played_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeardUnknown:
+    """Others have ended since, and nothing is known of the context any more."""
+
+    context: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +342,17 @@ class AllContextsEnded:
     """After ``FinishContexts``: every context has ended."""
 
 
+# Of the native wire.
+SessionEvent = SessionCreated | SessionUpdated
 DialectEvent = (
     ContextOpened
+    | ResponseOpened
     | ContextAudio
     | ContextWords
     | ContextFlushed
     | ContextEnded
     | HeardReported
+    | HeardUnknown
     | ContextIdle
     | AllContextsEnded
 )

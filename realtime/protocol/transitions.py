@@ -23,6 +23,9 @@ from realtime.protocol.events import (
     TextFlush,
 )
 
+# Ended or refused responses of a session that a client may still name.
+MAX_REMEMBERED_RESPONSES = 4
+
 
 class SessionState(StrEnum):
     ACTIVE = "active"
@@ -184,7 +187,7 @@ class SessionStateMachine:
     responses that ended or were refused.
     """
 
-    def __init__(self, max_remembered: int) -> None:
+    def __init__(self, max_remembered: int = MAX_REMEMBERED_RESPONSES) -> None:
         self.state = SessionState.ACTIVE
         self._max_remembered = max_remembered
         self._live: dict[str, ResponseState] = {}

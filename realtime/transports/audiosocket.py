@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import structs
@@ -17,7 +17,7 @@ from realtime.config import ConfigError
 from realtime.protocol.telephony.audiosocket import HEADER, AudioSocketDialect
 from realtime.server import SpeechServer
 from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
-from realtime.transports.transport import WRITE_GRACE_S
+from realtime.transports.transport import WRITE_GRACE_S, MessageTransport
 
 log = logging.getLogger("voicewire.calls")
 
@@ -26,8 +26,8 @@ WRITE_BUFFER_BYTES = 16_384
 CLOSE_TIMEOUT_S = 2.0
 
 
-class AudioSocketTransport:
-    """Implements ``MessageTransport``; its messages are whole frames."""
+class AudioSocketTransport(MessageTransport):
+    """Messages are whole frames."""
 
     def __init__(
         self,
@@ -50,20 +50,17 @@ class AudioSocketTransport:
             self._closed = True
             return None
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
-        if not await self._until_writable() or (wanted is not None and not wanted()):
-            return
+    async def write(self, message: str | bytes) -> None:
         self._writer.write(message if isinstance(message, bytes) else message.encode())
 
     async def close(self, code: int, reason: str = "") -> None:
-        if await self._until_writable():
+        if await self.writable():
             self._closed = True
             self._writer.close()
             # what is not sent yet is not waited for without end: until it is, nothing would be received either
             asyncio.get_running_loop().call_later(self._close_timeout_s, self._writer.transport.abort)
 
-    async def _until_writable(self) -> bool:
-        """Whether anything may be written still."""
+    async def writable(self) -> bool:
         if self._closed:
             return False
         try:

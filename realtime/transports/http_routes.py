@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.websockets import WebSocket
 
 from engine.api import ErrorInfo
-from realtime.errors import RequestRefused, http_status, rule_for
+from realtime.errors import RequestRefused, http_status, openai_error
 from realtime.server import SpeechServer
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,15 +34,6 @@ def refusal_headers(info: ErrorInfo) -> dict[str, str]:
     if http_status(info) == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers
-
-
-def openai_error(info: ErrorInfo) -> dict[str, Any]:
-    return {
-        "message": info.message,
-        "type": f"{rule_for(info.code).fault}_error",
-        "param": info.param,
-        "code": info.code,
-    }
 
 
 def refusal_response(info: ErrorInfo) -> JSONResponse:

@@ -15,13 +15,13 @@ from starlette.responses import Response, StreamingResponse
 
 from engine.api import ClonedVoice, InvalidRequest, SpeechError
 from realtime.auth import Principal
-from realtime.errors import RequestRefused
+from realtime.errors import RequestRefused, openai_error
 from realtime.server import SpeechServer
 from realtime.speech_api.request_body import body_of, parse_object
 from realtime.speech_api.speech_job import prepare_job, usage
 from realtime.speech_api.voice_selection import ReferenceEncoder
 from realtime.transports.disconnect import cancel_on_disconnect
-from realtime.transports.http_routes import openai_error, server_of
+from realtime.transports.http_routes import server_of
 from realtime.transports.speech_routes import ByteBudget, check_limits, decode, read_body, speak_whole
 from sessions.session import Session
 

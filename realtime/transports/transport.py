@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypedDict, TypeVar
@@ -31,21 +32,31 @@ M = TypeVar("M", bound=str | bytes)
 M_co = TypeVar("M_co", bound=str | bytes, covariant=True)
 
 
-class MessageTransport(Protocol):
+class MessageTransport(ABC):
+    # Of a WebSocket: with which the line was closed, once ``receive`` has said so.
+    close_code: int | None = None
+
+    @abstractmethod
     async def receive(self) -> str | bytes | None:
         """The next message; ``None`` once the line is closed by either side."""
-        ...
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
-        """Write one message, when the line can take it and if it is still ``wanted`` then.
+    @abstractmethod
+    async def writable(self) -> bool:
+        """Wait until the line takes a message; false once it is closed. Cuts a line that takes nothing for too
+        long."""
 
-        On a closed line it does nothing. A line that takes nothing for too long is cut.
-        """
-        ...
+    @abstractmethod
+    async def write(self, message: str | bytes) -> None:
+        """Write one message. Where ``writable`` has just returned true, no other task runs before it is written."""
 
+    @abstractmethod
     async def close(self, code: int, reason: str = "") -> None:
         """End the line; ``receive`` returns ``None`` from now on. Idempotent."""
-        ...
+
+    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+        """Write one message, when the line can take it and if it is still ``wanted`` then."""
+        if await self.writable() and (wanted is None or wanted()):
+            await self.write(message)
 
 
 class SocketControls(TypedDict):
@@ -57,8 +68,8 @@ class SocketControls(TypedDict):
     ended: Callable[[], bool]
 
 
-class WebSocketTransport:
-    """A WebSocket that was accepted. All writing of a connection goes through ``send``."""
+class WebSocketTransport(MessageTransport):
+    """A WebSocket that was accepted."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, write_timeout_s: float) -> None:
         self._receive = receive
@@ -66,8 +77,6 @@ class WebSocketTransport:
         self._write_timeout_s = write_timeout_s
         self._line: SocketControls | None = scope.get("extensions", {}).get(EXTENSION)
         self._closed = False
-        # With which the line was closed, once ``receive`` has said so.
-        self.close_code: int | None = None
 
     async def receive(self) -> str | bytes | None:
         message = await self._receive()
@@ -79,10 +88,11 @@ class WebSocketTransport:
         data: bytes = message.get("bytes") or b""
         return data if text is None else text
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+    async def writable(self) -> bool:
         await self._until_writable()
-        if self._ended or (wanted is not None and not wanted()):
-            return
+        return not self._ended
+
+    async def write(self, message: str | bytes) -> None:
         body = {"text": message} if isinstance(message, str) else {"bytes": message}
         try:
             await self._send({"type": "websocket.send", **body})
@@ -90,8 +100,7 @@ class WebSocketTransport:
             self._closed = True
 
     async def close(self, code: int, reason: str = "") -> None:
-        await self._until_writable()
-        if self._ended:
+        if not await self.writable():
             return
         self._closed = True
         with suppress(OSError):
@@ -134,8 +143,8 @@ async def read_limited_body(request: Request, max_bytes: int, timeout_s: float) 
     return bytes(body)
 
 
-class HttpTransport:
-    """Implements ``MessageTransport``; ``head`` is asked with the first piece of the answer."""
+class HttpTransport(MessageTransport):
+    """``head`` is asked with the first piece of the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, head: Callable[[], Head]) -> None:
         self._scope, self._raw_receive, self._raw_send = scope, receive, send
@@ -155,9 +164,10 @@ class HttpTransport:
             pass
         self._ended = True
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
-        if self._ended or (wanted is not None and not wanted()):
-            return
+    async def writable(self) -> bool:
+        return not self._ended
+
+    async def write(self, message: str | bytes) -> None:
         await self._begin()
         data = message.encode() if isinstance(message, str) else message
         if data:

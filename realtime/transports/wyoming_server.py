@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from engine.api import SpeechError
+from realtime.connection import Connection
 from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
 from realtime.server import SpeechServer
 from realtime.speech_api.capabilities import CODES
-from realtime.transports.dialect_connection import DialectConnection
 from realtime.transports.tcp_server import (
     check_port_for_gateways,
     close_writer,
@@ -66,7 +66,7 @@ class WyomingServer:
         try:
             self._check_capacity()
             dialect = WyomingDialect(await self._info(), self._settings.sample_rate, limit)
-            connection = DialectConnection(self._server, WIRE, dialect)
+            connection = Connection(self._server, WIRE, dialect)
             connection.open(self._owner)
         except SpeechError as error:
             info = error.info

@@ -28,8 +28,8 @@ START_DELAY_S = 0.12
 MAX_WAITING = 256
 
 
-class XiaozhiTransport:
-    """Implements ``MessageTransport`` over the device's own. ``watch`` runs beside it."""
+class XiaozhiTransport(MessageTransport):
+    """Over the device's own line. ``run_idle_timer`` runs beside it."""
 
     def __init__(
         self,
@@ -63,6 +63,12 @@ class XiaozhiTransport:
                 return message
             if pcm := self._decoded(message):
                 return pcm
+
+    async def writable(self) -> bool:
+        return await self._line.writable()
+
+    async def write(self, message: str | bytes) -> None:
+        await self.send(message)
 
     async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
         if isinstance(message, bytes):
@@ -130,8 +136,8 @@ def _encoded(encoder: OpusEncoder, pcm: bytes, flush: bool) -> list[OpusPacket]:
     return packets + encoder.flush() if flush else packets
 
 
-class XiaozhiMqttTransport:
-    """Implements ``MessageTransport``."""
+class XiaozhiMqttTransport(MessageTransport):
+    """Messages at the broker, sound by UDP."""
 
     def __init__(self, publish: Callable[[str], Awaitable[None]]) -> None:
         self._publish = publish
@@ -161,9 +167,10 @@ class XiaozhiMqttTransport:
     async def receive(self) -> str | bytes | None:
         return None if self._closed else await self._waiting.get()
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
-        if self._closed or (wanted is not None and not wanted()):
-            return
+    async def writable(self) -> bool:
+        return not self._closed
+
+    async def write(self, message: str | bytes) -> None:
         if isinstance(message, str):
             await self._publish(message)
         elif self.stream is not None:

@@ -265,7 +265,7 @@ async def test_nothing_a_client_says_gets_into_the_log(live: LiveServer, caplog:
         await next_of(client, ev.ErrorEvent)
         await client.send_raw('{"type":"text.flush","response_id":"r","a secret sentence":1}')
         await close_code(client)
-    assert {"session opened", "response ended", "client event rejected"} <= {
+    assert {"session opened", "response ended", "client message rejected"} <= {
         record.message for record in caplog.records
     }
     assert not any("secret" in json.dumps(vars(record), default=str) for record in caplog.records)

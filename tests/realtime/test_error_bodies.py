@@ -19,14 +19,14 @@ from typing import Any
 import msgspec
 
 from engine.api import ErrorInfo
-from realtime.errors import RULES, http_status
+from realtime.connection import refusal
+from realtime.errors import RULES, http_status, openai_error
 from realtime.protocol import call_events, model, native
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.protocol.events import ErrorEvent, HeardBody, ResponseDone
 from realtime.protocol.mqtt import messages
-from realtime.transports.dialect_connection import refusal
-from realtime.transports.http_routes import openai_error, refusal_response
+from realtime.transports.http_routes import refusal_response
 from tests.realtime.dialects.exchange import call, read_exchanges, wire_of
 from tests.realtime.dialects.test_exchanges import RECORDINGS
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -18,10 +18,12 @@ from websockets.client import ClientProtocol
 from websockets.uri import parse_uri
 
 from realtime.auth import LOCAL
+from realtime.connection import MAX_PENDING_MESSAGES, Connection
 from realtime.protocol import events as ev
+from realtime.protocol import model
+from realtime.protocol.dialects.registry import NATIVE_ROUTE
 from realtime.protocol.native import SUBPROTOCOL, serialize
-from realtime.transports.native_websocket import NativeConnection
-from realtime.transports.transport import WebSocketTransport
+from realtime.transports.transport import MessageTransport, WebSocketTransport
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import QUICK, LiveServer, close_code, hear, live_server, next_of, speak, until
 
@@ -310,51 +312,80 @@ async def test_connection_failed_by_backpressure_ends_once(live: LiveServer) -> 
     async with live.session() as client:
         await until(lambda: live.speech.num_connections == 1)
         connection = next(iter(live.speech._connections))
-        assert isinstance(connection, NativeConnection)
+        assert isinstance(connection, Connection)
 
-        async def fail(event: ev.ClientEvent) -> None:
+        def fail(message: model.Message) -> list[model.DialectCommand]:
             raise RuntimeError("a fault of ours")
 
-        connection._bridge.handle_event = fail  # type: ignore[method-assign]
+        connection._dialect.receive_message = fail  # type: ignore[method-assign]
         writable = cast(WebSocketTransport, connection._link)._line["writable"]  # type: ignore[index]
         writable.clear()
         await client.send(ev.SessionClose())
+        assert connection._session is not None
         await until(connection._session.detached.is_set)
         connection.on_tick(time.monotonic())
         writable.set()
         assert await close_code(client) == 1011
 
 
-class FloodedLink:
+class FloodedLink(MessageTransport):
     """Has all its messages at once; takes note of the turn in which each was read."""
 
-    def __init__(self, num_messages: int) -> None:
+    def __init__(self, num_messages: int, is_read: bool = True) -> None:
         self.num_left = num_messages
         self.turn = 0
         self.read_in: Counter[int] = Counter()
+        self.unblocked = asyncio.Event()
+        if is_read:
+            self.unblocked.set()
 
     async def receive(self) -> str | None:
         self.read_in[self.turn] += 1
         self.num_left -= 1
-        return serialize(ev.PlaybackReport(response_id="r", played_ms=1)) if self.num_left else None
+        return serialize(ev.PlaybackReport(response_id="r", played_ms=1)) if self.num_left > 0 else None
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
+    async def writable(self) -> bool:
+        await self.unblocked.wait()
+        return self.num_left > 0
+
+    async def write(self, message: str | bytes) -> None:
         pass
 
     async def close(self, code: int, reason: str = "") -> None:
         pass
 
-    async def loop_throttle(self) -> None:
-        while self.num_left:
+    async def count_turns(self) -> None:
+        while self.num_left > 0:
             await asyncio.sleep(0)
             self.turn += 1
 
 
+def native_connection(live: LiveServer) -> Connection:
+    handshake = model.ClientHandshake(path={}, query={}, headers={}, request_id="r")
+    connection = Connection(live.speech, NATIVE_ROUTE, NATIVE_ROUTE.dialect(handshake))
+    connection.open(LOCAL)
+    return connection
+
+
 async def test_a_flood_of_messages_lets_others_have_their_turn() -> None:
     async with live_server(limits__max_errors_per_connection=1_000_000) as live:
-        link = FloodedLink(1_000)
-        session = live.speech.open_session(LOCAL)
+        link, connection = FloodedLink(1_000), native_connection(live)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(link.loop_throttle())
-            tasks.create_task(NativeConnection(live.speech, session, link).run())
+            tasks.create_task(link.count_turns())
+            tasks.create_task(connection.run(link))
+        await connection.aclose()
         assert max(link.read_in.values()) <= 50
+
+
+async def test_a_client_that_reads_no_answers_is_not_read() -> None:
+    async with live_server(limits__max_errors_per_connection=1_000_000) as live:
+        link, connection = FloodedLink(10_000, is_read=False), native_connection(live)
+        run = asyncio.create_task(connection.run(link))
+        await asyncio.sleep(0.3)
+        num_read = link.read_in.total()
+        await asyncio.sleep(0.1)
+        assert MAX_PENDING_MESSAGES / 2 < link.read_in.total() == num_read <= MAX_PENDING_MESSAGES + 1
+        link.unblocked.set()
+        await run
+        await connection.aclose()
+        assert link.num_left <= 0

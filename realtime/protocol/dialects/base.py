@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 from engine.api import ErrorInfo
-from realtime.errors import RemoteProtocolError
+from realtime.errors import CloseCode, RemoteProtocolError
 from realtime.protocol import model
 
 # The one context of an HTTP request.
@@ -27,6 +27,17 @@ class Dialect(ABC):
     forgiving = False
     # Whether the client learns what was heard of a context; otherwise it need not be found.
     reports_heard_text = False
+    # Whether the client is told of the session before anything else.
+    reports_session = False
+    # A handshake is refused while no response could begin: the wire may have no error for it.
+    refuses_when_full = True
+    # The reason of a close is told after the ends of the contexts.
+    sends_error_last = False
+    # What stands for this server's own close codes, which clients of most wires do not know.
+    close_codes: ClassVar[Mapping[CloseCode, CloseCode]] = {
+        CloseCode.IDLE_TIMEOUT: CloseCode.GOING_AWAY,
+        CloseCode.SESSION_EXPIRED: CloseCode.GOING_AWAY,
+    }
     # HTTP: of the body; read with its first piece.
     media_type = "application/octet-stream"
 
@@ -35,6 +46,11 @@ class Dialect(ABC):
 
     def __init__(self, handshake: model.ClientHandshake) -> None:
         self.handshake = handshake
+
+    @property
+    def subprotocol(self) -> str | None:
+        """Accepted of those that the client offered."""
+        return next(iter(self.handshake.subprotocols), None)
 
     def headers(self) -> dict[str, str]:
         """Of the answer to the handshake or request."""
@@ -50,7 +66,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def send_event(self, event: model.DialectEvent) -> Iterable[model.DialectCommand]:
-        """What became of a context."""
+        """What became of a context. Gives no ``Configure`` and no ``QueryHeard``, as ``start`` and ``send_error``."""
+
+    def send_session(self, event: model.SessionEvent) -> Iterable[model.DialectCommand]:
+        """The session was opened (with ``reports_session``), or its settings were changed."""
+        return ()
 
     @abstractmethod
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterable[model.DialectCommand]:

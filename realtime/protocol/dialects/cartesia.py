@@ -171,13 +171,13 @@ class CartesiaDialect(Dialect):
             try:
                 wish = asked.to_options(("raw",))
             except RemoteProtocolError as error:
-                yield replace(self._error(context, error.info), is_refusal=True)
+                yield replace(self._error(context, error.info), refused_code=error.code)
                 return
             spoken = self._contexts[context] = CartesiaContext(bool(asked.use_normalized_timestamps))
             yield model.OpenContext(context, wish)
         if spoken.closed:
             closed = ErrorInfo("text_closed", "the context was closed by continue: false or a cancel")
-            yield replace(self._error(context, closed, done=False), is_refusal=True)
+            yield replace(self._error(context, closed, done=False), refused_code=closed.code)
             return
         yield from self._write(context, spoken, asked)
 

@@ -138,7 +138,7 @@ class ElevenLabsSocket(Dialect, Generic[S]):
         if spoken.closed:
             if says_something and not self.single:
                 error = ErrorInfo(code="text_closed", message="text after the close of its context")
-                yield replace(self._error(spoken, error), is_refusal=True)
+                yield replace(self._error(spoken, error), refused_code=error.code)
             return
         yield from self._append(spoken, said)
         if said.flush:

@@ -1,4 +1,4 @@
-"""Every vendor's wire: where it is found, and which dialect is spoken there."""
+"""Every wire on HTTP: where it is found, and which dialect is spoken there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from realtime.protocol.dialects import (
     elevenlabs_http,
     inworld,
     kyutai,
+    native,
     openai_realtime,
     rime,
     rime_v1,
     vllm_omni,
 )
 from realtime.protocol.dialects.base import Dialect
+from realtime.protocol.native import PATH
 
 
 class DialectRoute(NamedTuple):
@@ -32,6 +34,7 @@ class DialectRoute(NamedTuple):
     late_key: bool = False
 
 
+NATIVE_ROUTE = DialectRoute(PATH, native.NativeDialect)
 DIALECT_ROUTES: tuple[DialectRoute, ...] = (
     DialectRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.ElevenLabsMultiStream, late_key=True),
     DialectRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.ElevenLabsStreamInput, late_key=True),

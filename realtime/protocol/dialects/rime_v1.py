@@ -132,7 +132,7 @@ class RimeV1Dialect(Dialect):
         try:
             wish = _build_options(start)
         except RemoteProtocolError as error:
-            yield replace(self._error(context, error.info), is_refusal=True)
+            yield replace(self._error(context, error.info), refused_code=error.code)
             return
         joins = start.get("split_strategy") == ACCUMULATE_SENTENCE
         self._contexts[context] = RimeV1Context(not text, joins, words=[] if wish.word_times else None)
@@ -145,7 +145,7 @@ class RimeV1Dialect(Dialect):
         spoken = self._contexts.get(context)
         if spoken is None or not spoken.takes_text:
             error = ErrorInfo(code="text_closed", message="the context is not open for text")
-            yield replace(self._error(context, error), is_refusal=True)
+            yield replace(self._error(context, error), refused_code=error.code)
             return
         if not text:
             return

@@ -1,32 +1,42 @@
-"""The contexts of one connection on a vendor's wire: commands of a dialect in, events of its contexts out."""
+"""The contexts of one connection: commands of its dialect in, events of its contexts out."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from engine.api import SpeechError
 from realtime.config import ServerConfig
 from realtime.errors import RequestRefused
 from realtime.option_resolver import OptionResolver
+from realtime.protocol import events as ev
 from realtime.protocol import model
+from realtime.protocol.native import SUBPROTOCOL
+from realtime.server import SpeechServer
+from realtime.setting_mapping import speech_settings, wire_settings
+from realtime.version import VERSION
 from sessions.alignment.word_times import WordTime
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import LimitExceeded, SessionClosed, SessionError
-from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
+from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
 from sessions.response import Response
 from sessions.session import Session
+from sessions.voices.lookup import voices_for
 
-ContextIntent = (
+# Stored voices that are listed on connect; ``GET /v1/voices`` lists all.
+MAX_LISTED_VOICES = 1_000
+
+ConversationCommand = (
     model.OpenContext
+    | model.CreateResponse
     | model.AppendText
     | model.FlushContext
     | model.EndContext
     | model.CancelContext
+    | model.ReportPlayback
     | model.FinishContexts
 )
 TextIntent = model.AppendText | model.FlushContext | model.EndContext
@@ -50,77 +60,101 @@ class ContextState:
     ended: bool = False
 
 
-class EventSink(Protocol):
-    def __call__(self, event: model.DialectEvent, wanted: Callable[[], bool] | None = None) -> Awaitable[None]:
-        """Tell the dialect, and carry out what it asks for; messages only while they are ``wanted``."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
-class ContextRegistry:
-    """``act`` never waits: it gives what is to be told at once. What comes later is told by a task of ``tasks`` for
-    each context that speaks."""
+class Conversation:
+    """Contexts over a session. No method but ``query_heard`` waits.
+
+    ``handle`` returns the events of the moment. Those that come later are read by ``pop_due``; ``wake`` is called when
+    one may be due earlier than ``due_s`` told.
+    """
 
     session: Session
-    grantor: OptionResolver
-    tasks: asyncio.TaskGroup
-    send_event: EventSink
+    resolver: OptionResolver
     # Raises ``RequestRefused`` when nothing may begin now.
     check_can_start: Callable[[], None]
     config: ServerConfig
-    # All are of one line.
+    wake: Callable[[], None]
+    # All contexts are of one track.
     serial: bool = False
-    # The client receives heard text. In a track it is aligned immediately: the next context starts once it is known.
-    reports_heard_text: bool = True
     # In the order they were opened.
     _open: dict[str, ContextState] = field(default_factory=dict)
     _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
-    _speaking: set[asyncio.Task[None]] = field(default_factory=set)
+    # Contexts with a response, the one whose turn it is to be asked for an event first.
+    _speaking: deque[ContextState] = field(default_factory=deque)
+    # Popped before events of responses.
+    _events: deque[model.DialectEvent] = field(default_factory=deque)
     _num_waiting_chars: int = 0
     _finishing: bool = False
 
     @property
     def num_speaking(self) -> int:
-        """Open ones that hold a place."""
-        return sum(context.response is not None for context in self._open.values())
+        """Open contexts that hold a place."""
+        return len(self._speaking)
 
-    def handle(self, intent: ContextIntent) -> list[model.DialectEvent]:
-        """What is to be told at once. An intent on a context that is not open changes nothing."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether no event will come unless a command is handled."""
+        return not self._speaking and not self._events
+
+    def handle(self, command: ConversationCommand) -> list[model.DialectEvent]:
+        """Events to send at once. A command for a context that is not open changes nothing."""
         self.session.touch()
-        return [*self._apply(intent), *self._finish_if_done()]
+        events = [*self._apply(command), *self._finish_if_done()]
+        self.wake()
+        return events
 
-    async def query_heard(self, intent: model.QueryHeard) -> list[model.DialectEvent]:
-        """Events to send once the words are found."""
+    def update(self, given: ev.NativeSpeechSettings) -> ev.SessionUpdated:
+        """Change what holds for the responses to come. Raises ``SpeechError``; then nothing has changed."""
         self.session.touch()
-        response = self._past.get(intent.context)
-        if response is None:
-            return []
-        heard = await response.query_heard(intent.played_ms)
-        return (
-            []
-            if response.forgotten
-            else [model.HeardReported(intent.context, heard.text, heard.remaining, heard.audio_ms)]
-        )
+        self.session.update(self._settings_over_session(given))
+        return ev.SessionUpdated(settings=wire_settings(self.session.settings))
 
-    async def wait_idle(self, timeout_s: float) -> None:
-        """Wait until every context has been told its end, or so long; but not for the task that asks."""
-        if others := self._speaking - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=timeout_s)
+    async def query_heard(self, query: model.QueryHeard) -> model.DialectEvent:
+        """The event to send, once the words are found."""
+        self.session.touch()
+        if (response := self._past.get(query.context)) is not None:
+            heard = await response.query_heard(query.played_ms)
+            if not response.forgotten:
+                return model.HeardReported(query.context, heard.text, heard.remaining, heard.audio_ms)
+        return model.HeardUnknown(query.context)
 
-    def idle(self, timeout_s: float, now: float) -> list[model.ContextIdle]:
-        """The contexts that nothing was said to, nor by, for so long."""
+    def due_s(self, now: float) -> float | None:
+        """When ``pop_due`` may return the next event; ``None`` while none is known."""
+        dues = (context.response.due_s(now) for context in self._speaking if context.response is not None)
+        return min((due_s for due_s in dues if due_s is not None), default=None)
+
+    def pop_due(self, now: float) -> model.DialectEvent | None:
+        """The next event that is due by ``now``. Contexts take turns."""
+        if self._events:
+            return self._events.popleft()
+        for _ in range(len(self._speaking)):
+            context = self._speaking[0]
+            self._speaking.rotate(-1)
+            assert context.response is not None
+            if (event := context.response.pop_due(now)) is not None:
+                context.last_activity_s = now
+                return self._on_event(context, context.response, event)
+        return None
+
+    def report_idle(self, timeout_s: float, now: float) -> None:
+        """Put out ``ContextIdle`` for contexts that nothing was said to, nor by, for so long."""
         quiet = (context for context in self._open.values() if context.pending is None)
-        return [
-            model.ContextIdle(context.context_id) for context in quiet if now - context.last_activity_s >= timeout_s
-        ]
+        idle = [context for context in quiet if now - context.last_activity_s >= timeout_s]
+        if idle:
+            self._events.extend(model.ContextIdle(context.context_id) for context in idle)
+            self.wake()
 
-    def _apply(self, intent: ContextIntent) -> list[model.DialectEvent]:
+    def _apply(self, intent: ConversationCommand) -> list[model.DialectEvent]:
         match intent:
             case model.OpenContext():
                 return self._begin(intent)
+            case model.CreateResponse():
+                return self._create(intent)
             case model.FinishContexts():
                 self._finishing = True
                 return []
+            case model.ReportPlayback():
+                return self._report_playback(intent)
         context = self._open.get(intent.context)
         if context is None:
             return []
@@ -136,7 +170,7 @@ class ContextRegistry:
         waits: list[TextIntent] | None = [] if self._is_busy(line) else None
         try:
             self._check_capacity()
-            settings, warnings = self.grantor.resolve(intent.options)
+            settings, warnings = self.resolver.resolve(intent.options)
             if waits is not None:
                 self.check_can_start()
         except (RequestRefused, SessionError) as error:
@@ -145,6 +179,35 @@ class ContextRegistry:
             intent.context, settings, now_s(), line, waits, admitted=waits is not None
         )
         return [model.ContextOpened(intent.context, warnings)]
+
+    def _create(self, intent: model.CreateResponse) -> list[model.DialectEvent]:
+        try:
+            self.check_can_start()
+            settings = self._settings_over_session(intent.settings)
+            response = self.session.create_response(
+                intent.context, settings=settings, text=intent.text, text_closed=intent.last
+            )
+        except SpeechError as error:
+            return [_failed(intent.context, error)]
+        context = ContextState(intent.context, settings, now_s(), ended=intent.last)
+        self._open[intent.context] = context
+        self._speak(context, response)
+        audio = ev.ResponseAudioFormat(
+            encoding=response.format.encoding,
+            sample_rate=response.format.sample_rate,
+            pre_skip_samples=response.pre_skip_samples,
+        )
+        return [model.ResponseOpened(intent.context, audio, wire_settings(settings))]
+
+    def _settings_over_session(self, given: ev.NativeSpeechSettings) -> SpeechSettings:
+        return speech_settings(given, self.session.settings, self.config.speech.lead_ms)
+
+    def _report_playback(self, report: model.ReportPlayback) -> list[model.DialectEvent]:
+        context = self._open.get(report.context)
+        response = self._past.get(report.context) if context is None else context.response
+        if response is not None:
+            response.report_playback(report.played_ms)
+        return []
 
     def _is_busy(self, line: str | None) -> bool:
         return line is not None and any(context.track == line for context in self._open.values())
@@ -198,18 +261,17 @@ class ContextRegistry:
         try:
             if not context.admitted:
                 self.check_can_start()
-            settings = replace(context.settings, reports_heard_text=self.reports_heard_text, align_eagerly=self.serial)
-            response = self.session.create_response(settings=settings, text=text, text_closed=last)
+            response = self.session.create_response(settings=context.settings, text=text, text_closed=last)
         except SpeechError as error:
             return self._fail(context, error)
-        context.response = response
         context.ended = last
-        task = self.tasks.create_task(
-            self._consume_response(context, response), name=f"voicewire context {response.response_id}"
-        )
-        self._speaking.add(task)
-        task.add_done_callback(self._speaking.discard)
+        self._speak(context, response)
         return []
+
+    def _speak(self, context: ContextState, response: Response) -> None:
+        context.response = response
+        response.attach(self.wake)
+        self._speaking.append(context)
 
     def _cancel(self, context: ContextState, played_ms: float | None) -> list[model.DialectEvent]:
         if context.response is None:
@@ -217,16 +279,14 @@ class ContextRegistry:
         context.response.cancel(played_ms)
         return []
 
-    async def _consume_response(self, context: ContextState, response: Response) -> None:
-        async for event in response:
-            context.last_activity_s = now_s()
-            if isinstance(event, ResponseFinished):
-                self._remember(context.context_id, response)
-                for told in (*self._leave(context, _ended(context.context_id, event)), *self._finish_if_done()):
-                    await self.send_event(told)
-            else:
-                for told in _to_dialect_event(context.context_id, response, event):
-                    await self.send_event(told, lambda: not response.is_done)
+    def _on_event(self, context: ContextState, response: Response, event: ResponseEvent) -> model.DialectEvent:
+        if not isinstance(event, ResponseFinished):
+            return _to_dialect_event(context.context_id, response, event)
+        self._speaking.remove(context)
+        self._remember(context.context_id, response)
+        [ended] = self._leave(context, _ended(context.context_id, event))
+        self._events.extend(self._finish_if_done())
+        return ended
 
     def _fail(self, context: ContextState, error: SpeechError) -> list[model.DialectEvent]:
         return self._leave(context, _failed(context.context_id, error))
@@ -277,20 +337,27 @@ def _weight(intent: TextIntent) -> int:
     return 1 + len(intent.text) if isinstance(intent, model.AppendText) else 1
 
 
-def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> Iterator[model.DialectEvent]:
+def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> model.DialectEvent:
     def ms(sample: int) -> float:
         return max(1000 * (sample - response.pre_skip_samples) / response.format.sample_rate, 0.0)
 
     match event:
         case ResponseAudio():
-            end_sample = event.start_sample + event.num_samples
-            yield model.ContextAudio(
-                context_id, b"".join(event.packets), ms(event.start_sample), ms(end_sample), event.packets
+            return model.ContextAudio(
+                context_id,
+                b"".join(event.packets),
+                ms(event.start_sample),
+                ms(event.start_sample + event.num_samples),
+                event.packets,
+                event.sequence,
+                event.start_sample,
             )
         case ResponseWordTimes():
-            yield model.ContextWords(context_id, tuple(_timed(word) for word in event.words))
+            return model.ContextWords(context_id, tuple(_timed(word) for word in event.words))
         case FlushCompleted():
-            yield model.ContextFlushed(context_id, ms(event.end_sample))
+            return model.ContextFlushed(context_id, ms(event.end_sample), event.flush, event.end_sample)
+        case ResponseFinished():
+            return _ended(context_id, event)
 
 
 def _timed(word: WordTime) -> model.TimedWord:
@@ -302,15 +369,51 @@ def _timed(word: WordTime) -> model.TimedWord:
         spoken=word.spoken,
         spoken_ends_ms=word.spoken_ends_ms,
         raw_start=word.raw_start,
+        raw_end=word.raw_end,
+        segment=word.segment,
     )
 
 
 def _ended(context_id: str, done: ResponseFinished) -> model.ContextEnded:
-    heard: HeardText = done.heard
     return model.ContextEnded(
-        context_id, done.status.value, done.audio_ms, heard.text, heard.remaining, heard.audio_ms, error=done.error
+        context_id,
+        done.status.value,
+        done.audio_ms,
+        done.heard.text,
+        done.heard.remaining,
+        done.heard.audio_ms,
+        error=done.error,
+        audio_samples=done.audio_samples,
+        nothing_spoken=done.nothing_spoken,
+        first_audio_ms=done.first_audio_ms,
     )
 
 
 def _failed(context_id: str, error: SpeechError) -> model.ContextEnded:
     return model.ContextEnded(context_id, "failed", error=error.info)
+
+
+async def describe_session(server: SpeechServer, session: Session) -> ev.SessionCreated:
+    """What a client of the native wire is told first. Reads the list of stored voices in a thread."""
+    info, limits = server.engine.info, server.config.limits
+    voices = [voice.name for voice in info.voices]
+    if info.can_clone:
+        stored = await asyncio.to_thread(voices_for, server.voices, session.key)
+        voices += [manifest.name for manifest in stored[:MAX_LISTED_VOICES]]
+    return ev.SessionCreated(
+        session_id=session.session_id,
+        resume_token=session.resume_token,
+        protocol=SUBPROTOCOL,
+        server_version=VERSION,
+        model=info.model,
+        voices=tuple(voices),
+        languages=info.languages,
+        settings=wire_settings(session.settings),
+        limits=ev.SessionLimitsInfo(
+            max_message_bytes=limits.max_message_bytes,
+            max_response_chars=limits.max_response_chars,
+            max_active_responses=limits.max_active_responses_per_session,
+            idle_timeout_s=limits.idle_timeout_s,
+            max_session_s=limits.max_session_duration_s,
+        ),
+    )

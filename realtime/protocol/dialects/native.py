@@ -1,0 +1,174 @@
+"""The native wire, ``voicewire.v1``: JSON events and binary audio messages over one session.
+
+Which event is legal when is in ``realtime.protocol.transitions``; how one message looks is in
+``realtime.protocol.native``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from engine.api import ErrorInfo
+from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused, openai_error
+from realtime.protocol import events as ev
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
+from realtime.protocol.native import MAX_PACKET_BYTES, SUBPROTOCOL, parse_client, serialize, serialize_audio
+from realtime.protocol.transitions import ResponseState, SessionStateMachine
+
+KINDS = {
+    "opus": ev.AudioKind.OPUS,
+    "pcm_s16le": ev.AudioKind.PCM_S16LE,
+    "mulaw": ev.AudioKind.MULAW,
+    "alaw": ev.AudioKind.ALAW,
+}
+# Long runs of PCM are cut so; a whole number of samples of any encoding.
+RUN_BYTES = MAX_PACKET_BYTES // 2 // 2 * 2
+WORD_FIELDS = ev.WordTiming.__struct_fields__
+
+
+class OpenResponse(NamedTuple):
+    """What audio messages and the terminal event say of a response."""
+
+    number: int
+    kind: ev.AudioKind
+
+
+class NativeDialect(Dialect):
+    """One connection of the native wire. A context is a response, its id the response id."""
+
+    reports_heard_text = True
+    reports_session = True
+    refuses_when_full = False
+    sends_error_last = True
+    close_codes: ClassVar[Mapping[CloseCode, CloseCode]] = {}
+
+    def __init__(self, handshake: model.ClientHandshake) -> None:
+        super().__init__(handshake)
+        if handshake.subprotocols and SUBPROTOCOL not in handshake.subprotocols:
+            raise RequestRefused("unsupported_subprotocol", f"this address speaks {SUBPROTOCOL}")
+        self._states = SessionStateMachine()
+        self._numbers = itertools.count(1)
+        self._responses: dict[str, OpenResponse] = {}
+
+    @property
+    def subprotocol(self) -> str | None:
+        return SUBPROTOCOL if self.handshake.subprotocols else None
+
+    @classmethod
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return {"error": openai_error(error)}, {}
+
+    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
+        if isinstance(message, bytes):
+            raise RemoteProtocolError("binary_not_accepted", "clients send text messages only")
+        event = parse_client(message)
+        told_id = getattr(event, "response_id", None)
+        if isinstance(event, ev.ResponseCreate) and told_id is None:
+            event = msgspec.structs.replace(event, response_id=f"resp_{secrets.token_hex(8)}")
+        try:
+            is_applied = self._states.apply_client_event(event)
+        except RemoteProtocolError as error:
+            yield model.SendMessage(_error(error.info, told_id), refused_code=error.code)
+        else:
+            if is_applied:
+                yield from self._commands(event)
+
+    def _commands(self, event: ev.ClientEvent) -> Iterator[model.DialectCommand]:
+        match event:
+            case ev.ResponseCreate(response_id=str() as response_id):
+                yield model.CreateResponse(response_id, event.settings, event.text, event.end)
+            case ev.TextAppend():
+                yield model.AppendText(event.response_id, event.text)
+            case ev.TextFlush():
+                yield model.FlushContext(event.response_id)
+            case ev.TextEnd():
+                yield model.EndContext(event.response_id)
+            case ev.PlaybackReport():
+                yield model.ReportPlayback(event.response_id, event.played_ms)
+            case ev.ResponseCancel():
+                is_live = self._states.response_state(event.response_id) is ResponseState.CANCELLING
+                command = model.CancelContext if is_live else model.QueryHeard
+                yield command(event.response_id, event.played_ms)
+            case ev.SessionUpdate():
+                yield model.UpdateSettings(event.settings)
+            case ev.SessionClose():
+                yield from map(model.EndContext, self._states.live)
+                yield model.FinishContexts()
+
+    def send_session(self, event: model.SessionEvent) -> Iterator[model.DialectCommand]:
+        yield _send(event)
+
+    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
+        match event:
+            case model.ContextAudio():
+                yield model.SendMessage(serialize_audio(self._audio_message(event)))
+            case model.ContextEnded(context=context) if context in self._responses:
+                self._states.on_response_done(context)
+                yield _send(_done(event, self._responses.pop(context).number))
+            case model.ContextEnded(context=context, error=ErrorInfo() as error):
+                self._states.on_refused(context)
+                yield model.SendMessage(_error(error, context))
+            case model.HeardUnknown(context=context):
+                error = ErrorInfo("unknown_response", f"response {context!r} is unknown", "response_id")
+                yield model.SendMessage(_error(error, context), refused_code=error.code)
+            case model.AllContextsEnded():
+                yield model.CloseConnection()
+            case _:
+                yield from map(_send, self._events(event))
+
+    def _events(self, event: model.DialectEvent) -> Iterator[ev.ServerEvent]:
+        match event:
+            case model.ResponseOpened(context=context, format=audio, settings=settings):
+                number = next(self._numbers)
+                self._responses[context] = OpenResponse(number, KINDS[audio.encoding])
+                yield ev.ResponseCreated(response_id=context, response=number, format=audio, settings=settings)
+            case model.ContextWords():
+                yield ev.ResponseWords(response_id=event.context, words=tuple(map(_word, event.words)))
+            case model.ContextFlushed():
+                yield ev.TextFlushed(response_id=event.context, flush=event.flush, end_sample=event.end_sample)
+            case model.HeardReported():
+                heard = ev.HeardBody(text=event.heard, remaining=event.remaining, played_ms=event.played_ms)
+                yield ev.ResponseHeard(response_id=event.context, heard=heard)
+
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
+        yield model.SendMessage(_error(error))
+
+    def _audio_message(self, audio: model.ContextAudio) -> ev.AudioMessage:
+        number, kind = self._responses[audio.context]
+        packets = audio.packets
+        if kind is not ev.AudioKind.OPUS:
+            packets = tuple(run[at : at + RUN_BYTES] for run in packets for at in range(0, len(run), RUN_BYTES))
+        return ev.AudioMessage(kind, number, audio.sequence, audio.start_sample, packets)
+
+
+def _send(event: ev.ServerEvent) -> model.SendMessage:
+    return model.SendMessage(serialize(event))
+
+
+def _error(error: ErrorInfo, response_id: str | None = None) -> str:
+    return serialize(ev.ErrorEvent.from_info(error, response_id))
+
+
+def _word(word: model.TimedWord) -> ev.WordTiming:
+    return ev.WordTiming(**{name: getattr(word, name) for name in WORD_FIELDS})
+
+
+def _done(ended: model.ContextEnded, number: int) -> ev.ResponseDone:
+    heard = ev.HeardBody(text=ended.heard, remaining=ended.remaining, played_ms=ended.played_ms)
+    return ev.ResponseDone(
+        response_id=ended.context,
+        response=number,
+        status=ended.status,
+        audio_samples=ended.audio_samples,
+        audio_ms=ended.audio_ms,
+        nothing_spoken=ended.nothing_spoken,
+        first_audio_ms=ended.first_audio_ms,
+        heard=None if ended.status == "completed" else heard,
+        error=ended.error,
+    )
