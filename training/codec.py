@@ -6,6 +6,7 @@ After them encoder and codebooks never change again, so the talker can start on 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,13 @@ from training.layout import codec_config
 from training.quantizer import Quantised, TrainingQuantizer, books, phone_targets
 from training.schedule import Every, until, warm_cosine
 from training.settings import LABELS_PER_FRAME, CodecTraining, Sizes
+from training.source_filter import SourceFilterDecoder
 from training.spectral import spectral_loss
 from training.speech import Speech
 
 # This file says that encoder and codebooks are at their end: the talker may start.
 CODES_FIXED = "codes.fixed"
+CODEC_FILES = ("encoder.safetensors", "decoder.safetensors", "phone_head.safetensors")
 
 
 class Codec(nn.Module):
@@ -36,7 +39,8 @@ class Codec(nn.Module):
         super().__init__()
         self.max_hz = sizes.max_hz
         self.encoder = Encoder(sizes)
-        self.decoder = CodecDecoder(codec_config(sizes))
+        source_filter = sizes.pulse_cepstra > 0
+        self.decoder = SourceFilterDecoder(sizes) if source_filter else CodecDecoder(codec_config(sizes))
         self.quantizer = TrainingQuantizer(self.decoder.quantizer, len(PHONEMES))
         self._open_branches()
 
@@ -68,6 +72,11 @@ def load_codec(codec: Codec, folder: Path) -> None:
     load(codec.encoder, folder / "encoder.safetensors")
     load(codec.decoder, folder / "decoder.safetensors")
     load(codec.quantizer.phone_head, folder / "phone_head.safetensors")
+
+
+def copy_codec(source: Path, folder: Path) -> None:
+    for name in CODEC_FILES:
+        shutil.copyfile(source / name, folder / name)
 
 
 @dataclass

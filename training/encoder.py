@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.pitch import track_pitch
 from training.settings import Sizes
-from training.spectral import complex_spectrum, compressed, log_mel
+from training.source_filter import MIDDLE_HZ
+from training.spectral import log_mel
 
 NUM_BANDS = 100
-# Of the complex spectrum, in samples.
-PHASE_WINDOW, PHASE_HOP = 480, 120
 
 
 class ConvNeXt(nn.Module):
@@ -31,23 +31,14 @@ class ConvNeXt(nn.Module):
 
 
 class Encoder(nn.Module):
-    """[B, T * 1920] -> [B, codebook_dim, T]: log-mel at 100 Hz, then three halvings.
-
-    With ``phase_blocks`` the complex spectrum, at 200 Hz and halved once, is added to what log-mel becomes.
-    """
+    """[B, T * 1920] -> [B, codebook_dim, T]: log-mel at 100 Hz, with ``sees_pitch`` also pitch, then three halvings."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self._max_hz = sizes.max_hz
+        self._sees_pitch = sizes.pulse_cepstra > 0
         width = sizes.encoder_channels
-        layers: list[nn.Module] = [nn.Conv1d(NUM_BANDS, width, 7, padding=3)]
-        self.phases: nn.Sequential | None = None
-        if sizes.phase_blocks:
-            self.phases = nn.Sequential(
-                nn.Conv1d(PHASE_WINDOW + 2, width, 3, padding=1),
-                *(ConvNeXt(width) for _ in range(sizes.phase_blocks)),
-                nn.Conv1d(width, width, 4, stride=2, padding=1),
-            )
+        layers: list[nn.Module] = [nn.Conv1d(NUM_BANDS + 2 * self._sees_pitch, width, 7, padding=3)]
         layers += [ConvNeXt(width) for _ in range(sizes.encoder_blocks)]
         for _ in range(3):
             layers += [nn.Conv1d(width, width, 4, stride=2, padding=1), ConvNeXt(width)]
@@ -56,9 +47,9 @@ class Encoder(nn.Module):
 
     def forward(self, audio: Tensor) -> Tensor:
         with torch.autocast(audio.device.type, enabled=False):
-            spectrum = log_mel(audio, num_bands=NUM_BANDS, max_hz=self._max_hz) / 4 + 1
-            waves = compressed(complex_spectrum(audio, PHASE_WINDOW, PHASE_HOP)) if self.phases else None
-        x = self.layers[0](spectrum)
-        if self.phases is not None and waves is not None:
-            x = x + self.phases(torch.cat((waves.real, waves.imag), 1))
-        return self.layers[1:](x)
+            features = log_mel(audio, num_bands=NUM_BANDS, max_hz=self._max_hz) / 4 + 1
+            if self._sees_pitch:
+                pitch = track_pitch(audio)
+                both = torch.stack(((pitch.hz / MIDDLE_HZ).log2() * 2, pitch.voiced.float()), 1)
+                features = torch.cat((features, both[:, :, 1::2]), 1)
+        return self.layers(features)

@@ -1,10 +1,10 @@
-"""A codec with phases, trained in four stages whose steps replay as CUDA graphs: small batches, many steps.
+"""Train the source-filter codec: noise on the latent first, then codebooks; each step replays as a CUDA graph.
 
-    python -m training.graphed_codec OUT --speech FOLDER --minutes 14 --evaluation FILE
+    python -m training.graphed_codec OUT --speech FOLDER --minutes 6
 
-``FOLDER`` is what ``python -m training.synthesis --rate-hz 24000 --voices slt-hts,rms`` fills meanwhile. The stages:
-noise on the latent; through codebooks; the same against critics; then the decoder alone against critics, with fixed
-codes. ``OUT`` gets weights in fp16 after each stage, and copies of the sentences in FILE, also every ``--evaluate-s``.
+``FOLDER`` is what ``python -m training.synthesis --rate-hz 24000 --voices slt-hts,rms`` fills meanwhile. Every
+90 s, OUT gets weights in fp16 and copies of held-out sentences; their scores are printed. The losses
+compare magnitudes and pitch; none of the scores is a loss.
 """
 
 from __future__ import annotations
@@ -12,58 +12,43 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.layers.transformer import Rope
-from training.ablate import copies
-from training.checkpoints import Average, say
+from sessions.audio.resampler import Resampler
+from training import acoustics, teachers
+from training.checkpoints import say
 from training.codec import Codec, autocast, load_codec, random_silence, save_codec
-from training.discriminators import Discriminators, critic_loss, fooling_loss
-from training.pipeline import wait_for_speech
-from training.quantizer import Quantised, phone_targets
+from training.held_out import read_sentences
+from training.pitch import track_pitch
+from training.quantizer import phone_targets
 from training.schedule import Every, until, warm_cosine
-from training.settings import FRAME_SAMPLES, FULL_BAND, LABELS_PER_FRAME, SAMPLE_RATE, TOY, CodecTraining, Sizes
-from training.spectral import log_mel, phase_loss, spectral_loss
-from training.speech import Speech
+from training.settings import FRAME_SAMPLES, LABELS_PER_FRAME, SAMPLE_RATE, CodecTraining, Settings, choose_settings
+from training.source_filter import Controls, SourceFilterDecoder, render
+from training.spectral import envelope_loss, log_mel
+from training.speech import Speech, wait_for_speech
 
-# Chosen by decode time on one thread: about 9.7 ms a frame with talker and predictor.
-SIZES = replace(
-    FULL_BAND.sizes, phase_blocks=2, decoder_layers=3, upsampling_ratios=(2, 2, 2), upsample_rates=(4, 4, 5, 3)
-)
-# Steps between two looks at the clock: replays are queued far ahead of the GPU otherwise.
+# Steps between two waits for the GPU: replays are queued far ahead of it otherwise.
 SYNC_STEPS = 20
+# Of the time, before there are codebooks.
+AUTOENCODE_SHARE = 0.15
+# Of the pitch's error in octaves.
+PITCH_WEIGHT = 30.0
 Report = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Stage:
-    name: str
-    # Of the whole time.
-    share: float
-    quantized: bool
-    critics: bool
-    # Only the decoder learns.
-    fixed_codes: bool
-    learning_rate: float
-    phase_weight: float
-
-
-STAGES = (
-    Stage("autoencode", 0.18, quantized=False, critics=False, fixed_codes=False, learning_rate=1e-3, phase_weight=8.0),
-    Stage("quantize", 0.22, quantized=True, critics=False, fixed_codes=False, learning_rate=8e-4, phase_weight=8.0),
-    Stage("critics", 0.30, quantized=True, critics=True, fixed_codes=False, learning_rate=5e-4, phase_weight=4.0),
-    Stage("decoder", 0.30, quantized=True, critics=True, fixed_codes=True, learning_rate=4e-4, phase_weight=4.0),
-)
+Sentences = dict[str, npt.NDArray[np.int16]]
 
 
 class GraphedStep:
-    """Runs ``step`` on inputs of fixed shapes: as one CUDA graph on a GPU, plainly elsewhere."""
+    """Run ``step`` on inputs of fixed shapes: as one CUDA graph on a GPU, plainly elsewhere."""
 
     def __init__(self, step: Callable[..., Report], example: tuple[Tensor, ...], *, graphed: bool) -> None:
         self._step, self._graph = step, None
@@ -96,164 +81,165 @@ class GraphedTrainer:
     settings: CodecTraining
     out: Path
     evaluate: Callable[[str, bool], None]
-    evaluate_s: float = 90.0
     # Needs a GPU.
     graphed: bool = False
 
-    def __post_init__(self) -> None:
-        self._critics = Discriminators(self.settings.discriminator_channels).to(self.speech.device)
+    def run(self, total_s: float, *, resumed: bool = False) -> None:
+        """Train for ``total_s``; ``resumed`` codecs have codebooks already."""
+        if not resumed:
+            self._train("autoencode", AUTOENCODE_SHARE * total_s, quantized=False)
+            left = self.codec.quantizer.fit(self._gather_parts(), self.settings.kmeans_rounds)
+            say("codec", variance_left=left)
+            total_s *= 1 - AUTOENCODE_SHARE
+        self._train("quantize", total_s, quantized=True)
 
-    def run(self, total_s: float, stages: tuple[Stage, ...] = STAGES) -> None:
-        whole = sum(stage.share for stage in stages)
-        for stage in stages:
-            if stage.name == "quantize":
-                left = self.codec.quantizer.fit(self._gather_parts(), self.settings.kmeans_rounds)
-                say("codec", variance_left=left)
-            self._train(stage, total_s * stage.share / whole)
-            save_codec(self.codec, self.out)
-            self.evaluate(stage.name, stage.quantized)
+    def _train(self, stage: str, length_s: float, *, quantized: bool) -> None:
+        cfg = self.settings
+        optimizer = _adam(self.codec, self.graphed)
 
-    def _train(self, stage: Stage, length_s: float) -> None:
-        cfg, graphed = self.settings, self.graphed
-        learner = self.codec.decoder if stage.fixed_codes else self.codec
-        self.codec.requires_grad_(not stage.fixed_codes)
-        learner.requires_grad_(True)
-        ours, theirs = _adam(learner, graphed), _adam(self._critics, graphed)
-        average = Average(self.codec.decoder, cfg.ema_decay) if stage.fixed_codes else None
+        def step(audio: Tensor, phones: Tensor) -> Report:
+            return self._step(optimizer, audio, phones, quantized)
 
-        def step(audio: Tensor, phones: Tensor, begins: Tensor) -> Report:
-            return self._step(stage, learner, ours, theirs, audio, phones, begins)
-
-        run_step = GraphedStep(step, self._batch(stage), graphed=graphed)
-        log, look = Every(15.0), Every(self.evaluate_s)
+        run_step = GraphedStep(step, self._batch(), graphed=self.graphed)
+        log, look = Every(15.0), Every(cfg.save_every_s)
         for number, progress in enumerate(until(length_s)):
-            for group in (*ours.param_groups, *theirs.param_groups):
-                rate = stage.learning_rate * warm_cosine(progress, number, 300, 0.1 if not stage.fixed_codes else 0.0)
+            rate = cfg.learning_rate * warm_cosine(progress, number, 300, 0.02 if quantized else 0.3)
+            for group in optimizer.param_groups:
                 group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
-            report = run_step(*self._batch(stage))
-            if average is not None:
-                average.follow(self.codec.decoder, number)
-            if graphed and number % SYNC_STEPS == 0:
+            report = run_step(*self._batch())
+            if self.graphed and number % SYNC_STEPS == 0:
                 torch.cuda.synchronize()
             if log():
                 self.speech.grow()
                 values = {name: round(value.item(), 4) for name, value in report.items()}
-                say("codec", stage=stage.name, step=number, hours=round(self.speech.hours, 1), **values)
+                say("codec", stage=stage, step=number, hours=round(self.speech.hours, 1), **values)
             if look():
-                self.evaluate(stage.name, stage.quantized)
-        if average is not None:
-            self.codec.decoder.load_state_dict(average.module.state_dict())
+                self._save(stage, quantized)
+        self._save(stage, quantized)
 
-    def _batch(self, stage: Stage) -> tuple[Tensor, Tensor, Tensor]:
-        """Audio [B, n], phonemes [B, labels], and the frame [B, 1] from which on critics judge each row."""
+    def _save(self, stage: str, quantized: bool) -> None:
+        save_codec(self.codec, self.out)
+        self.evaluate(stage, quantized)
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        """Audio [B, n] and phonemes [B, labels]; some crops begin or end in silence."""
         cfg = self.settings
-        size, frames = cfg.batch, cfg.crop_frames
-        if stage.critics:
-            size, frames = cfg.adversarial_batch, cfg.adversarial_crop_frames
-        audio, phones = self.speech.crops(size, frames * LABELS_PER_FRAME)
+        audio, phones = self.speech.crops(cfg.batch, cfg.crop_frames * LABELS_PER_FRAME)
         kept = random_silence(phones.shape, cfg.silenced_share, audio.device)
         audio = self.speech.at_24_khz(audio * kept.repeat_interleave(self.speech.label_samples, 1))
-        begun = torch.rand(size, 1, device=audio.device) >= cfg.begun_share
-        return audio, phones * kept, begun * cfg.past_frames
+        return audio, phones * kept
 
-    def _step(
-        self,
-        stage: Stage,
-        learner: nn.Module,
-        ours: torch.optim.Optimizer,
-        theirs: torch.optim.Optimizer,
-        audio: Tensor,
-        phones: Tensor,
-        begins: Tensor,
-    ) -> Report:
-        cfg = self.settings
-        found = self._found(stage, audio)
-        speech = self.codec.decoder.decode_latent(found.latent.float())
-        report = {"spectral": spectral_loss(speech, audio, self.codec.max_hz), "phase": phase_loss(speech, audio)}
-        loss = cfg.mel_weight * report["spectral"] + stage.phase_weight * report["phase"]
-        if not stage.fixed_codes:
-            phone_logits = found.phones.float().flatten(0, 2)
-            report["phones"] = F.cross_entropy(phone_logits, phone_targets(phones).flatten())
-            report["commitment"] = found.commitment
-            loss = loss + cfg.phone_weight * report["phones"] + cfg.commitment_weight * found.commitment
-        if stage.critics:
-            report |= self._judge(theirs, *self._judged(begins, audio, speech))
-            loss = loss + cfg.adversarial_weight * report["adversarial"] + cfg.feature_weight * report["features"]
-        ours.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(learner.parameters(), 5.0)
-        ours.step()
-        return {name: value.detach() for name, value in report.items()}
-
-    def _found(self, stage: Stage, audio: Tensor) -> Quantised:
-        quantizer = self.codec.quantizer
-        if stage.fixed_codes:
-            with torch.no_grad(), autocast(audio):
-                found = quantizer(self.codec.encoder(audio))
-            return replace(found, latent=self.codec.decoder.dequantize(found.codes))
+    def _step(self, optimizer: torch.optim.Optimizer, audio: Tensor, phones: Tensor, quantized: bool) -> Report:
+        cfg, codec = self.settings, self.codec
         with autocast(audio):
-            latent = self.codec.encoder(audio)
-            if stage.quantized:
-                return quantizer(latent, decay=0.99)
-            return quantizer.noisy(latent, self.settings.latent_noise)
-
-    def _judged(self, begins: Tensor, *signals: Tensor) -> list[Tensor]:
-        """Of each row the frames that critics judge, from its own beginning on."""
-        cfg = self.settings
-        frames = cfg.adversarial_crop_frames - cfg.past_frames - cfg.future_frames
-        places = begins * FRAME_SAMPLES + torch.arange(frames * FRAME_SAMPLES, device=begins.device)
-        return [signal.gather(1, places) for signal in signals]
-
-    def _judge(self, theirs: torch.optim.Optimizer, real: Tensor, made: Tensor) -> Report:
-        critics = self._critics
-        with autocast(real):
-            judged = critic_loss(critics(real), critics(made.detach()))
-        theirs.zero_grad(set_to_none=True)
-        judged.backward()
-        theirs.step()
-        critics.requires_grad_(False)
-        with autocast(real):
-            with torch.no_grad():
-                truth = critics(real)
-            adversarial, features = fooling_loss(truth, critics(made))
-        critics.requires_grad_(True)
-        return {"critics": judged, "adversarial": adversarial, "features": features}
+            latent = codec.encoder(audio)
+            found = (
+                codec.quantizer(latent, decay=0.99) if quantized else codec.quantizer.noisy(latent, cfg.latent_noise)
+            )
+            controls = decoder_of(codec).read_controls(found.latent).every_hop()
+        pitch = track_pitch(audio)
+        # The teacher's pitch makes the pulses, so that the filters learn before pitch does.
+        speech = render(Controls(pitch.hz, controls.pulses, controls.noise), torch.randn_like(audio))
+        octaves = (controls.hz / pitch.hz).log2().abs()
+        report = {
+            "spectral": envelope_loss(speech, audio, codec.max_hz),
+            "pitch": (octaves * pitch.voiced).sum() / pitch.voiced.sum().clamp_min(1),
+            "phones": F.cross_entropy(found.phones.float().flatten(0, 2), phone_targets(phones).flatten()),
+            "commitment": found.commitment,
+        }
+        weights = (cfg.mel_weight, PITCH_WEIGHT, cfg.phone_weight, cfg.commitment_weight)
+        loss = sum(weight * value for weight, value in zip(weights, report.values(), strict=True))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(codec.parameters(), 5.0)
+        optimizer.step()
+        return {name: value.detach() for name, value in report.items()}
 
     @torch.no_grad()
     def _gather_parts(self) -> list[Tensor]:
         cfg, gathered = self.settings, []
         for _ in range(max(1, cfg.kmeans_latents // (cfg.batch * cfg.crop_frames))):
-            audio, _, _ = self._batch(STAGES[0])
+            audio, _ = self._batch()
             gathered.append([part.flatten(0, 1) for part in self.codec.quantizer.parts(self.codec.encoder(audio))])
         return [torch.cat(parts) for parts in zip(*gathered, strict=True)]
+
+
+def decoder_of(codec: Codec) -> SourceFilterDecoder:
+    assert isinstance(codec.decoder, SourceFilterDecoder)
+    return codec.decoder
 
 
 def _adam(module: nn.Module, graphed: bool) -> torch.optim.AdamW:
     """With its rate in a tensor where a graph replays it."""
     rate = torch.tensor(1e-4, device="cuda") if graphed else 1e-4
-    kept = [p for p in module.parameters() if p.requires_grad]
-    return torch.optim.AdamW(kept, rate, betas=(0.8, 0.99), weight_decay=0.01, fused=True, capturable=graphed)
+    return torch.optim.AdamW(
+        module.parameters(), rate, betas=(0.8, 0.99), weight_decay=0.01, fused=True, capturable=graphed
+    )
 
 
-def evaluator(codec: Codec, evaluation: Path, out: Path) -> Callable[[str, bool], None]:
-    """Writes copies of the held-out sentences and says how far their log-mel is."""
-    originals = np.load(evaluation)
+def speak_held_out(every: int) -> Sentences:
+    """The teachers' speech at 24 kHz, by voice and number."""
+    lines = read_sentences()[::every]
+    return {
+        f"{voice}{number}": teachers.synthesize(line, teacher).pcm
+        for voice, teacher in teachers.TEACHERS.items()
+        for number, line in enumerate(lines)
+    }
 
-    def evaluate(stage: str, quantized: bool) -> None:
+
+@torch.inference_mode()
+def copy_sentences(codec: Codec, sentences: Sentences, *, quantize: bool) -> Sentences:
+    device, found = next(codec.parameters()).device, {}
+    for name, pcm in sentences.items():
+        audio = torch.from_numpy(pcm.astype(np.float32) / 32_768).to(device)[None]
+        latent = codec.encoder(F.pad(audio, (0, -audio.shape[1] % FRAME_SAMPLES)))
+        quantized = codec.quantizer(latent) if quantize else codec.quantizer.noisy(latent, 0.0)
+        speech = codec.decoder.decode_latent(quantized.latent)[0, : len(pcm)].float().cpu().numpy()
+        found[name] = np.round(speech * 32_767).astype(np.int16)
+    return found
+
+
+def score(stage: str, originals: Sentences, copies: Sentences) -> dict[str, object]:
+    """Means by voice: PESQ, STOI, log-mel distance, 99 % roll-off, largest sample of the first 20 ms."""
+    rows: dict[str, list[list[float]]] = {}
+    for name, original in originals.items():
+        pair = [one.astype(np.float32) / 32_768 for one in (original, copies[name])]
+        likeness = acoustics.likeness(*(_at_16_khz(one) for one in pair))
+        mels = [log_mel(torch.from_numpy(one)[None], max_hz=SAMPLE_RATE / 2) for one in pair]
+        band = acoustics.band(pair[1], SAMPLE_RATE)
+        distance = float((mels[0] - mels[1]).abs().mean())
+        row = [likeness.pesq, likeness.stoi, distance, band.roll_off_hz, band.start_peak]
+        rows.setdefault(name.rstrip("0123456789"), []).append(row)
+    return {"scored": stage} | {voice: np.nanmean(row, 0).round(4).tolist() for voice, row in rows.items()}
+
+
+def _at_16_khz(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    resampler = Resampler(SAMPLE_RATE, acoustics.RATE_HZ)
+    return np.concatenate([resampler.push(signal), resampler.flush()])
+
+
+@dataclass
+class Evaluator:
+    """Copies held-out sentences into ``out``; another process scores them, so that the GPU does not wait."""
+
+    codec: Codec
+    sentences: Sentences
+    out: Path
+    scores: list[Future[dict[str, object]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+
+    def __call__(self, stage: str, quantized: bool) -> None:
         # Sentences have many widths: trying out algorithms for each would take longer than the copies.
         with torch.backends.cudnn.flags(benchmark=False):
-            made = copies(codec, evaluation, quantize=quantized)
-        temporary = out / f"{stage}.part.npz"
-        np.savez_compressed(temporary, **made)
-        temporary.rename(out / f"{stage}.npz")
-        off: dict[str, list[float]] = {}
-        for name, copy in made.items():
-            pair = [torch.from_numpy(pcm.astype(np.float32) / 32_768)[None] for pcm in (originals[name], copy)]
-            ours, theirs = (log_mel(one, max_hz=codec.max_hz) for one in pair)
-            off.setdefault(name.rstrip("0123456789"), []).append(float((ours - theirs).abs().mean()))
-        say("codec", evaluated=stage, mel={voice: round(sum(one) / len(one), 3) for voice, one in off.items()})
+            copies = copy_sentences(self.codec, self.sentences, quantize=quantized)
+        np.savez_compressed(self.out / f"{stage}.npz", **copies)
+        self.scores.append(self._pool.submit(score, stage, self.sentences, copies))
+        self.scores[-1].add_done_callback(lambda done: say("codec", **done.result()))
 
-    return evaluate
+    def close(self) -> None:
+        self._pool.shutdown()
 
 
 def on_device(codec: Codec, device: str) -> Codec:
@@ -264,51 +250,38 @@ def on_device(codec: Codec, device: str) -> Codec:
     return codec.to(device)
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Train a full-band codec with phases.")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--speech", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=14.0)
-    parser.add_argument("--evaluation", type=Path, required=True)
-    parser.add_argument("--evaluate-s", type=float, default=90.0)
-    parser.add_argument("--resume", type=Path, help="folder with weights: goes on with the stages against critics")
-    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
-    parser.add_argument("--toy", action="store_true")
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(FULL_BAND.seed)
+def train(settings: Settings, speech_folder: Path, out: Path, total_s: float, device: str, resume: Path | None) -> None:
+    """Train for ``total_s`` from the first speech on; weights and scored copies go to ``out``."""
+    torch.manual_seed(settings.seed)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    sizes, cfg = toy() if options.toy else (SIZES, TRAINING)
-    speech = wait_for_speech(options.speech, cfg.max_audio_h, cfg.least_audio_h, device, SAMPLE_RATE)
-    codec = on_device(Codec(sizes), device)
-    if options.resume:
-        load_codec(codec, options.resume)
-    stages = STAGES[2:] if options.resume else STAGES
-    evaluate = evaluator(codec, options.evaluation, options.out)
-    graphed = device == "cuda" and not options.eager
-    trainer = GraphedTrainer(codec, speech, cfg, options.out, evaluate, options.evaluate_s, graphed)
-    trainer.run(60 * options.minutes, stages)
+    cfg = settings.codec
+    codec = on_device(Codec(settings.sizes), device)
+    if resume is not None:
+        load_codec(codec, resume)
+    evaluator = Evaluator(codec, speak_held_out(cfg.every_sentence), out)
+    speech = wait_for_speech(speech_folder, cfg.max_audio_h, cfg.least_audio_h, device, settings.source_rate)
+    trainer = GraphedTrainer(codec, speech, cfg, out, evaluator, graphed=device == "cuda")
+    trainer.run(total_s, resumed=resume is not None)
+    evaluator.close()
     say("codec", done=True)
 
 
-TRAINING = replace(
-    FULL_BAND.codec,
-    batch=48,
-    crop_frames=16,
-    adversarial_batch=32,
-    adversarial_crop_frames=17,
-    past_frames=6,
-    future_frames=1,
-    discriminator_channels=24,
-    ema_decay=0.999,
-    max_audio_h=80.0,
-)
-
-
-def toy() -> tuple[Sizes, CodecTraining]:
-    return replace(TOY.sizes, phase_blocks=1), TOY.codec
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Train the source-filter codec.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--speech", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--books", type=int, help="number of codebooks")
+    parser.add_argument("--resume", type=Path, help="folder with weights: goes on with codebooks")
+    parser.add_argument("--toy", action="store_true")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings = choose_settings(toy=options.toy, full_band=True)
+    if options.books:
+        settings = replace(settings, sizes=replace(settings.sizes, code_groups=options.books))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    train(settings, options.speech, options.out, 60 * options.minutes, device, options.resume)
 
 
 if __name__ == "__main__":

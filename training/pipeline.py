@@ -24,15 +24,16 @@ from engine.models.qwen3_tts.prompt import PromptBuilder
 from engine.models.qwen3_tts.talker import Talker
 from training.adversarial_finetune import AdversarialTrainer
 from training.checkpoints import load, say
-from training.codec import CODES_FIXED, Codec, CodecTrainer, load_codec
+from training.codec import CODES_FIXED, Codec, CodecTrainer, copy_codec, load_codec
 from training.encode import EncodedSpeech
 from training.export import export
+from training.graphed_codec import train as train_source_filter
 from training.held_out import read_sentences
 from training.layout import TextIds, codec_config, talker_config
 from training.prompt_batches import Prefixes
 from training.reference_inference import Speaker, SpokenLine
-from training.settings import TOY, Sampling, Settings
-from training.speech import Speech
+from training.settings import Sampling, Settings, choose_settings
+from training.speech import Speech, wait_for_speech
 from training.synthesis import SynthesisPool, SynthesisSettings
 from training.talker import Batches, TalkerInTraining, TalkerTrainer
 from training.text import TextSettings
@@ -55,6 +56,8 @@ class Run:
     device: str
     # On the wall clock.
     deadline_s: float
+    # A folder with a finished codec: only the talker is trained.
+    codec: Path | None = None
 
     @property
     def left_s(self) -> float:
@@ -72,18 +75,14 @@ def prepare(run: Run) -> None:
     torch.set_float32_matmul_precision("high")
 
 
-def wait_for_speech(folder: Path, max_audio_h: float, min_h: float, device: str, rate_hz: int) -> Speech:
-    speech = Speech(folder, max_audio_h, device, rate_hz)
-    while speech.hours < min_h:
-        time.sleep(0.5)
-        speech.grow()
-    return speech
-
-
 def train_codec(run: Run) -> None:
     prepare(run)
     torch.backends.cudnn.benchmark = True
     cfg = run.settings.codec
+    if run.settings.sizes.pulse_cepstra:
+        train_source_filter(run.settings, run.speech, run.out, cfg.graphed_s, run.device, run.resume)
+        (run.out / CODES_FIXED).touch()
+        return
     speech = wait_for_speech(run.speech, cfg.max_audio_h, cfg.least_audio_h, run.device, run.settings.source_rate)
     fresh_s = cfg.refine_s if run.resume else cfg.autoencode_s + cfg.quantise_s
     cfg = replace(cfg, adversarial_s=max(0.0, run.left_s - fresh_s - cfg.closing_s))
@@ -162,41 +161,50 @@ def run_all(run: Run) -> None:
     (run.out / CODES_FIXED).unlink(missing_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     context = multiprocessing.get_context("spawn")
-    workers = run.settings.synthesis_workers
-    text = TextSettings(run.settings.seed, run.prose)
-    teachers = run.settings.teachers
-    with SynthesisPool(
-        SynthesisSettings(run.speech, workers, ENDLESS, teachers, text=text, rate_hz=run.settings.source_rate)
-    ):
-        codec, talker = (context.Process(target=stage, args=(run,)) for stage in (train_codec, train_talker))
-        codec.start()
-        while codec.is_alive() and not (run.out / CODES_FIXED).exists():
-            time.sleep(0.5)
+    codec, talker = (context.Process(target=stage, args=(run,)) for stage in (train_codec, train_talker))
+    with SynthesisPool(_synthesis(run)):
+        if run.codec is None:
+            codec.start()
+            while codec.is_alive() and not (run.out / CODES_FIXED).exists():
+                time.sleep(0.5)
+        else:
+            copy_codec(run.codec, run.out)
         talker.start()
-        codec.join()
-        talker.join()
+        for stage in (codec, talker):
+            if stage.pid is not None:
+                stage.join()
     if codec.exitcode or talker.exitcode:
         raise RuntimeError(f"codec ended with {codec.exitcode}, talker with {talker.exitcode}")
-    export(run.out, run.tokenizer, run.out / "voice", run.settings)
+    if not run.settings.sizes.pulse_cepstra:  # the engine has no such decoder yet
+        export(run.out, run.tokenizer, run.out / "voice", run.settings)
+
+
+def _synthesis(run: Run) -> SynthesisSettings:
+    settings = run.settings
+    text = TextSettings(settings.seed, run.prose)
+    return SynthesisSettings(
+        run.speech, settings.synthesis_workers, ENDLESS, settings.teachers, text=text, rate_hz=settings.source_rate
+    )
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Make the embedded voice: synthesise, train, export.")
+    parser = argparse.ArgumentParser(description="Make the embedded voice: synthesize, train, export.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--speech", type=Path, default=Path("/dev/shm/speech"))
     parser.add_argument("--tokenizer", type=Path, default=Path("engine/voices/embedded"))
     parser.add_argument("--prose", type=Path)
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--codec", type=Path, help="folder with a finished codec: trains the talker alone")
     parser.add_argument("--minutes", type=float, default=27.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--full-band", action="store_true")
     parser.add_argument("--toy", action="store_true", help="tiny sizes: to see that everything runs")
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = replace(TOY if options.toy else Settings(), seed=options.seed)
+    settings = choose_settings(toy=options.toy, full_band=options.full_band)
+    paths = options.speech, options.out, options.tokenizer, options.prose, options.resume
     deadline_s = time.time() + 60 * options.minutes
-    run_all(
-        Run(settings, options.speech, options.out, options.tokenizer, options.prose, options.resume, device, deadline_s)
-    )
+    run_all(Run(replace(settings, seed=options.seed), *paths, device, deadline_s, options.codec))
 
 
 if __name__ == "__main__":

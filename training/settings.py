@@ -40,8 +40,10 @@ class Sizes:
     decoder_window: int = 12
     encoder_channels: int = 256
     encoder_blocks: int = 6
-    # Blocks of the encoder that see the complex spectrum; 0: it sees log-mel alone, without phases.
-    phase_blocks: int = 0
+    # Orders of the cepstra of ``source_filter.py``, and its blocks at 100 Hz; 0: the engine's decoder makes the wave.
+    pulse_cepstra: int = 0
+    noise_cepstra: int = 0
+    control_blocks: int = 0
     upsampling_ratios: tuple[int, ...] = (2, 2)
     upsample_rates: tuple[int, ...] = (8, 5, 4, 3)
     # Where the speech that is learned from ends: encoder and spectral losses see no more.
@@ -91,6 +93,9 @@ class CodecTraining:
     max_audio_h: float = 120.0
     # Kept free at the end.
     closing_s: float = 25.0
+    # Of the source-filter codec: its length, and of how many held-out sentences one is copied.
+    graphed_s: float = 330.0
+    every_sentence: int = 20
 
 
 @dataclass(frozen=True)
@@ -150,10 +155,19 @@ class Settings:
     seed: int = 1
 
 
-# The next voice: clara learns from a teacher with a full band, and no loss looks at what recognizers look at.
+# The next voice: clara learns from a teacher with a full band; ``source_filter.py`` makes the wave.
 FULL_BAND = Settings(
-    sizes=Sizes(max_hz=12_000.0),
-    codec=replace(CodecTraining(), hearing_weight=0.0, seam_weight=0.0),
+    sizes=Sizes(
+        latent=256,
+        decoder_layers=3,
+        upsampling_ratios=(2, 2, 2),
+        upsample_rates=(240,),
+        pulse_cepstra=160,
+        noise_cepstra=100,
+        control_blocks=2,
+        max_hz=12_000.0,
+    ),
+    codec=replace(CodecTraining(), batch=64, crop_frames=16, learning_rate=1e-3),
     teachers=("slt-hts", "rms"),
     source_rate=SAMPLE_RATE,
 )
@@ -167,7 +181,8 @@ TOY = Settings(
         decoder_window=4, encoder_channels=16, encoder_blocks=1,
     ),
     codec=replace(
-        CodecTraining(), autoencode_s=0.1, quantise_s=0.1, refine_s=0.1, batch=2, crop_frames=4,
+        CodecTraining(), autoencode_s=0.1, quantise_s=0.1, refine_s=0.1, graphed_s=0.2, every_sentence=100,
+        batch=2, crop_frames=4,
         adversarial_batch=2, adversarial_crop_frames=6, past_frames=1, future_frames=1,
         discriminator_channels=2, discriminator_warmup_steps=1,
         kmeans_latents=64, kmeans_rounds=2, max_audio_h=0.02, save_every_s=1.0, least_audio_h=0.001, closing_s=0.0,
@@ -179,3 +194,15 @@ TOY = Settings(
     ),
     synthesis_workers=1,
 )  # fmt: skip
+
+# What makes sizes full-band; all else may be small.
+_OF_FULL_BAND = ("max_hz", "pulse_cepstra", "noise_cepstra", "control_blocks", "upsampling_ratios", "upsample_rates")
+
+
+def choose_settings(*, toy: bool, full_band: bool) -> Settings:
+    if not full_band:
+        return TOY if toy else Settings()
+    if not toy:
+        return FULL_BAND
+    sizes = replace(TOY.sizes, **{name: getattr(FULL_BAND.sizes, name) for name in _OF_FULL_BAND})
+    return replace(TOY, sizes=sizes, teachers=FULL_BAND.teachers, source_rate=FULL_BAND.source_rate)

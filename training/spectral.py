@@ -16,10 +16,6 @@ MAX_HZ = 8_000.0
 _HALF_WIDTH = 24
 # Of energy: -70 dB of full scale.
 FORMER_FLOOR = 1e-7
-# Of squared magnitudes of a spectrum.
-COMPRESSION_FLOOR = 1e-3
-# The loss of phases compares waves up to here: above, phases are noise's.
-PHASE_MAX_HZ = 5_000
 
 
 @lru_cache
@@ -54,22 +50,12 @@ def mel_filters(num_fft: int, num_bands: int, device: str, min_hz: float = 30.0,
     return (filters / filters.sum(1, keepdim=True).clamp_min(0.2)).float().to(device)
 
 
-def complex_spectrum(audio: Tensor, num_fft: int, hop: int) -> Tensor:
+def magnitudes(audio: Tensor, num_fft: int, hop: int) -> Tensor:
     """[batch, n] -> [batch, bins, n // hop]; frame m is centred on the middle of hop m."""
     margin = (num_fft - hop) // 2
     window = torch.hann_window(num_fft, device=audio.device)
     padded = F.pad(audio, (margin, num_fft - hop - margin))
-    return torch.stft(padded, num_fft, hop, window=window, center=False, return_complex=True)
-
-
-def magnitudes(audio: Tensor, num_fft: int, hop: int) -> Tensor:
-    """Absolute values of ``complex_spectrum``."""
-    return complex_spectrum(audio, num_fft, hop).abs()
-
-
-def compressed(spectrum: Tensor) -> Tensor:
-    """The same phases with magnitudes to the power of 0.3, as loudness goes; smooth around 0."""
-    return spectrum * (spectrum.real.square() + spectrum.imag.square() + COMPRESSION_FLOOR) ** -0.35
+    return torch.stft(padded, num_fft, hop, window=window, center=False, return_complex=True).abs()
 
 
 def log_mel(audio: Tensor, num_fft: int = 960, hop: int = 240, num_bands: int = 100, max_hz: float = MAX_HZ) -> Tensor:
@@ -93,15 +79,16 @@ def spectral_loss(speech: Tensor, target: Tensor, max_hz: float = MAX_HZ) -> Ten
     return total / len(_SCALES)
 
 
-def phase_loss(speech: Tensor, target: Tensor) -> Tensor:
-    """L1 of compressed complex spectra up to ``PHASE_MAX_HZ``, mean over three window lengths."""
+def envelope_loss(speech: Tensor, target: Tensor, max_hz: float) -> Tensor:
+    """L1 of log-mel and half that of log spectra, mean over the longer four windows: pulses need not coincide."""
     total = speech.new_zeros(())
-    for num_fft in (256, 512, 1024):
-        bins = num_fft * PHASE_MAX_HZ // SAMPLE_RATE
-        pair = (compressed(complex_spectrum(one, num_fft, num_fft // 4)[:, :bins]) for one in (speech, target))
-        ours, theirs = (torch.view_as_real(one) for one in pair)
-        total = total + F.l1_loss(ours, theirs)
-    return total / 3
+    for num_fft, num_bands in _SCALES[1:]:
+        filters = mel_filters(num_fft, num_bands, str(speech.device), max_hz=max_hz)
+        ours, theirs = magnitudes(speech, num_fft, num_fft // 4), magnitudes(target, num_fft, num_fft // 4)
+        floor = 1e-4 * math.sqrt(num_fft / 128)
+        total = total + F.l1_loss((filters @ ours + floor).log(), (filters @ theirs + floor).log())
+        total = total + F.l1_loss((ours + floor).log(), (theirs + floor).log()) / 2
+    return total / (len(_SCALES) - 1)
 
 
 def former_loss(speech: Tensor, former: Tensor) -> Tensor:

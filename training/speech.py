@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,11 @@ class Speech:
     def at_24_khz(self, audio: Tensor) -> Tensor:
         """Resample pieces [batch, n] to the codec's rate."""
         return audio if self.rate_hz == SAMPLE_RATE else to_24_khz(audio)
+
+
+def wait_for_speech(folder: Path, max_audio_h: float, min_h: float, device: str, rate_hz: int) -> Speech:
+    speech = Speech(folder, max_audio_h, device, rate_hz)
+    while speech.hours < min_h:
+        time.sleep(0.5)
+        speech.grow()
+    return speech

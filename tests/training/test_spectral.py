@@ -1,16 +1,16 @@
-"""Resampling and spectra of the training loss."""
+"""Resampling, spectra of the training loss, and the vocoder of the full-band codec."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from training.encoder import Encoder
-from training.settings import FRAME_SAMPLES, TOY
-from training.spectral import log_mel, mel_filters, phase_loss, spectral_loss, to_24_khz
+from training.pitch import track_pitch
+from training.settings import choose_settings
+from training.source_filter import SourceFilterDecoder, pulse_train
+from training.spectral import envelope_loss, log_mel, mel_filters, spectral_loss, to_24_khz
 
 
 def tone(hz: float, rate_hz: int, num_samples: int) -> torch.Tensor:
@@ -43,16 +43,30 @@ def test_loss_is_zero_only_for_equal_spectra() -> None:
     assert spectral_loss(speech * 0.9, speech) < spectral_loss(speech * 0.5, speech)
 
 
-def test_phase_loss_sees_a_shift_that_magnitudes_do_not() -> None:
-    target = tone(200.0, 24_000, 24_000)
-    assert spectral_loss(-target, target) < 1e-4
-    assert phase_loss(-target, target) > 0.1 > phase_loss(target, target)
+def test_envelope_loss_ignores_where_pulses_are() -> None:
+    speech = pulse_train(torch.full((1, 200), 150.0)) / 10
+    moved = speech.roll(37, 1)
+    assert envelope_loss(moved, speech, 12_000.0) < 0.25 * envelope_loss(speech * 0.5, speech, 12_000.0)
 
 
-def test_only_an_encoder_with_phases_tells_a_wave_from_its_negative() -> None:
-    audio = torch.randn(1, 4 * FRAME_SAMPLES, generator=torch.Generator().manual_seed(2)) / 5
-    torch.manual_seed(1)
-    blind, seeing = Encoder(TOY.sizes).eval(), Encoder(replace(TOY.sizes, phase_blocks=1)).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(blind(audio), blind(-audio))
-        assert (seeing(audio) - seeing(-audio)).abs().max() > 1e-3
+def test_pulses_have_unit_power_and_their_pitch_is_found() -> None:
+    hz = torch.linspace(90.0, 240.0, 400)[None]
+    pulses = pulse_train(hz)
+    assert abs(float(pulses.square().mean()) - 1) < 0.02
+    pitch = track_pitch(pulses / 10)
+    assert ((pitch.hz / hz).log2().abs() < 0.02)[:, 10:-10].all()
+    assert pitch.voiced[:, 10:-10].all()
+    assert not track_pitch(torch.zeros(1, 4_800)).voiced.any()
+
+
+def test_source_filter_speech_depends_on_no_later_code() -> None:
+    torch.manual_seed(3)
+    sizes = choose_settings(toy=True, full_band=True).sizes
+    decoder = SourceFilterDecoder(sizes).eval()
+    torch.nn.init.normal_(decoder.controls.weight, std=0.1)
+    latent = torch.randn(1, sizes.codebook_dim, 6)
+    other = torch.cat((latent[..., :4], -latent[..., 4:]), 2)
+    with torch.inference_mode():
+        first, second = decoder.decode_latent(latent), decoder.decode_latent(other)
+    torch.testing.assert_close(first[:, : 4 * 1920], second[:, : 4 * 1920], atol=1e-5, rtol=0)
+    assert (first - second).abs().max() > 1e-3

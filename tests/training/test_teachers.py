@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
-from training import ablate, festival, graphed_codec, teachers
+from tests.fakes.checkpoints import write_tokenizer
+from training import festival, graphed_codec, pipeline, teachers
 from training.flite import PHONEME_IDS, TeacherSettings
 from training.settings import SAMPLE_RATE
-from training.synthesis import SynthesisSettings, speak_shard
-from training.text import TextSettings
 
 needs_teachers = pytest.mark.skipif(not teachers.available(), reason="flite or festival's voice is not installed")
 
@@ -56,31 +56,22 @@ def test_unknown_phoneme_is_named() -> None:
         festival.flite_name("qq")
 
 
-def toy_speech(folder: Path) -> tuple[list[str], int]:
-    """Write speech to train on and one sentence to copy; returns the options that name them, and its length."""
-    speech, evaluation = folder / "speech", folder / "evaluation.npz"
-    settings = SynthesisSettings(speech, 1, 3, ("slt-hts", "rms"), text=TextSettings(seed=4), rate_hz=SAMPLE_RATE)
-    speak_shard(settings, 0)
-    pcm = teachers.synthesize("One moment.", "rms").pcm
-    np.savez(evaluation, one=pcm)
-    return ["--speech", str(speech), "--evaluation", str(evaluation), "--minutes", "0.005", "--toy"], len(pcm)
-
-
 @needs_teachers
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("variant", ["base", "no_bits"])
-def test_toy_ablation_copies_its_sentences(tmp_path: Path, variant: str) -> None:
-    options, length = toy_speech(tmp_path)
-    ablate.main([str(tmp_path / "out"), "--variant", variant, "--critics-share", "0.3", "--batch", "2", *options])
-    assert len(np.load(tmp_path / "out/copies.npz")["one"]) == length
-    assert (tmp_path / "out/decoder.safetensors").exists()
-
-
-@needs_teachers
-@pytest.mark.timeout(120)
-def test_toy_graphed_codec_passes_all_stages_and_resumes(tmp_path: Path) -> None:
-    options, length = toy_speech(tmp_path)
-    graphed_codec.main([str(out := tmp_path / "out"), *options])
-    assert [len(np.load(out / f"{stage.name}.npz")["one"]) for stage in graphed_codec.STAGES] == [length] * 4
-    graphed_codec.main([str(more := tmp_path / "more"), *options, "--resume", str(out)])
-    assert sorted(one.stem for one in more.glob("*.npz")) == ["critics", "decoder"]
+@pytest.mark.timeout(240)
+def test_toy_source_filter_voice_trains_and_goes_on(tmp_path: Path) -> None:
+    tokenizer, speech, out = tmp_path / "tokenizer", tmp_path / "speech", tmp_path / "out"
+    tokenizer.mkdir()
+    write_tokenizer(tokenizer)
+    options = ["--speech", str(speech), "--tokenizer", str(tokenizer), "--minutes", "0.02", "--toy", "--full-band"]
+    pipeline.main([str(out), *options])
+    copies = np.load(out / "quantize.npz")
+    assert {name.rstrip("0123456789") for name in copies} == {"clara", "edwin"}
+    assert all(np.abs(pcm).max() > 0 for pcm in copies.values())
+    graphed_codec.main(
+        [str(more := tmp_path / "more"), "--speech", str(speech), "--minutes", "0", "--toy", "--resume", str(out)]
+    )
+    before = load_file(out / "decoder.safetensors")["controls.weight"]
+    assert (load_file(more / "decoder.safetensors")["controls.weight"] != before).any()
+    pipeline.main([str(last := tmp_path / "last"), *options, "--codec", str(out), "--resume", str(out)])
+    assert (last / "decoder.safetensors").read_bytes() == (out / "decoder.safetensors").read_bytes()
+    assert (last / "talker.safetensors").exists()
