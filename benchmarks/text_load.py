@@ -32,7 +32,7 @@ from realtime.config import load_config
 from realtime.protocol import events as ev
 from realtime.transports.listener import Ports
 from tests.fakes.engine import FAKE_INFO, SAMPLE_RATE, FakeScript, FakeSpeechEngine
-from tests.sessions.text.kinds import KINDS, text_of
+from tests.sessions.text.texts import KINDS, text_of
 
 SHORT = FakeScript(end_at_frame=1, first_chunk_s=0.0, real_time_factor=0.0)
 STEADY = FakeScript(first_chunk_s=0.02, real_time_factor=0.2)

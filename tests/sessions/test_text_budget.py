@@ -24,7 +24,7 @@ from tests.fakes.engine_script import FakeScript
 from tests.fakes.virtual_time import VirtualTimeLoop
 from tests.sessions.conftest import BURST, LIMITS, RecordingEngine, assert_all_free
 from tests.sessions.response_reader import read, reading_task
-from tests.sessions.text.kinds import KINDS, text_of
+from tests.sessions.text.texts import KINDS, text_of
 
 MAX_CHARS = 128
 # At most so many are held back, and may be completed by one character.

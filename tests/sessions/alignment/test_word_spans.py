@@ -12,7 +12,7 @@ from sessions.alignment.word_spans import WordSpan, WordSpanTracker, last_word_b
 from sessions.alignment.word_times import to_word_time
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.spans import SpannedText
-from tests.sessions.text.splits import cut, places
+from tests.sessions.text.texts import cut, places
 
 
 def words_of(raw: str, *texts: SpannedText) -> list[WordSpan]:

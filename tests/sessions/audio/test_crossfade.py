@@ -1,7 +1,8 @@
-"""Laws of the crossfader, under chunk sequences and cuts that Hypothesis makes."""
+"""Crossfades within a segment and joins between segments: nothing lost, and no seam to be heard."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -11,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import SpeechChunk
-from sessions.audio.crossfade import ChunkOrderError, Crossfader, Fade, hann_ramp
+from sessions.audio.crossfade import ChunkOrderError, Crossfader, Fade, hann_ramp, ramp_in, ramp_out
 from sessions.audio.pcm import Pcm
-from tests.sessions.audio.signals import noise
+from sessions.audio.segment_joiner import SegmentJoiner, crossfade_join
+from tests.audio.seam_report import seam_report
+from tests.sessions.audio.signals import noise, pieces, speech_like
 
 FADES = st.sampled_from(Fade)
 
@@ -195,3 +198,208 @@ def test_ramp_and_its_mirror_sum_to_one(length: int) -> None:
     ramp = hann_ramp(length)
     assert ramp + ramp[::-1] == pytest.approx(np.ones(length), abs=1e-6)
     assert np.all(np.diff(ramp) > 0)
+
+
+@given(st.integers(0, 50), st.integers(0, 60))
+def test_ramp_in_keeps_the_length_and_all_that_follows(size: int, length: int) -> None:
+    pcm = noise(size)
+    raised = ramp_in(pcm, length)
+    assert raised.size == size
+    assert np.array_equal(raised[length:], pcm[length:])
+    assert np.all(np.abs(raised) <= np.abs(pcm))
+
+
+@given(st.integers(0, 50), st.integers(0, 60))
+def test_ramp_out_is_as_long_as_the_ramp_or_the_audio(size: int, length: int) -> None:
+    assert ramp_out(noise(size), length).size == min(size, length)
+
+
+def test_ramps_begin_and_end_near_silence() -> None:
+    ones = np.ones(480, np.float32)
+    assert ramp_in(ones, 120)[0] < 1e-3
+    assert ramp_out(ones, 120)[-1] < 1e-3
+    assert ramp_out(ones, 120)[0] > 0.999
+
+
+SEGMENTS = st.lists(st.integers(0, 60).map(noise), min_size=1, max_size=5)
+OVERLAPS = st.integers(0, 25)
+
+
+def join_all(segments: list[Pcm], overlap: int, fade: Fade) -> Pcm:
+    return functools.reduce(lambda first, second: crossfade_join(first, second, overlap, fade), segments)
+
+
+@given(SEGMENTS, OVERLAPS, FADES, st.data())
+def test_streaming_equals_joining_whole_segments(
+    segments: list[Pcm], overlap: int, fade: Fade, data: st.DataObject
+) -> None:
+    joiner = SegmentJoiner(overlap, fade)
+    out = []
+    early = data.draw(st.booleans(), "last_segment is said before the last segment's audio")
+    for index, segment in enumerate(segments):
+        if index:
+            out.append(joiner.next_segment())
+        if early and index == len(segments) - 1:
+            out.append(joiner.end_segments())
+        out.extend(joiner.push(piece) for piece in data.draw(pieces(segment)))
+    out.append(joiner.finish())
+    assert np.array_equal(np.concatenate(out), join_all(segments, overlap, fade))
+
+
+@given(SEGMENTS, OVERLAPS, FADES)
+def test_samples_out_are_samples_in_minus_the_overlaps(segments: list[Pcm], overlap: int, fade: Fade) -> None:
+    joined = segments[0].size
+    for segment in segments[1:]:
+        joined += segment.size - min(overlap, joined, segment.size)
+    assert join_all(segments, overlap, fade).size == joined
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=5), OVERLAPS, FADES, st.sampled_from([0.0, 0.5]))
+def test_silence_and_constants_stay(sizes: list[int], overlap: int, fade: Fade, level: float) -> None:
+    joined = join_all([np.full(size, level, np.float32) for size in sizes], overlap, fade)
+    assert joined == pytest.approx(np.full(joined.size, level), abs=1e-6)
+
+
+@given(SEGMENTS, OVERLAPS)
+def test_segment_starts_are_where_the_fades_begin(segments: list[Pcm], overlap: int) -> None:
+    joiner = SegmentJoiner(overlap)
+    expected, end = [0], segments[0].size
+    joiner.push(segments[0])
+    for segment in segments[1:]:
+        joiner.next_segment()
+        joiner.push(segment)
+        shared = min(overlap, end, segment.size)
+        expected.append(end - shared)
+        end += segment.size - shared
+    joiner.finish()
+    assert joiner.segment_starts == expected
+
+
+def test_without_overlap_nothing_is_held_back() -> None:
+    joiner = SegmentJoiner(0)
+    pcm = noise(5)
+    assert np.array_equal(joiner.push(pcm), pcm)
+    assert joiner.next_segment().size == 0
+    assert np.array_equal(joiner.push(pcm), pcm)
+
+
+def test_in_the_last_segment_nothing_is_held_back() -> None:
+    joiner = SegmentJoiner(4)
+    assert joiner.push(noise(10)).size == 6
+    assert joiner.end_segments().size == 4
+    assert joiner.push(noise(10)).size == 10
+
+
+def test_equal_power_keeps_the_level_of_speech_that_does_not_correlate() -> None:
+    first, second = noise(4000, seed=1), noise(4000, seed=2)
+    middle = slice(1900, 2100)
+    level = {fade: float(np.std(crossfade_join(first, second, 4000, fade)[middle])) for fade in Fade}
+    assert level[Fade.EQUAL_POWER] == pytest.approx(np.std(first), rel=0.15)
+    assert level[Fade.HANN] < 0.8 * np.std(first)
+
+
+CHUNK_MS, TAIL_MS, SECONDS = 240, 20, 5
+MARGIN_SAMPLES = 480
+
+
+def later_by(pcm: Pcm, samples: float) -> Pcm:
+    length = pcm.size + 256
+    spectrum = np.fft.rfft(pcm, length)
+    shift = np.exp(-2j * np.pi * np.arange(spectrum.size) * samples / length)
+    return np.fft.irfft(spectrum * shift, length)[: pcm.size].astype(np.float32)
+
+
+def rendering(pcm: Pcm, sample_rate: int, fault: str, random: np.random.Generator) -> Pcm:
+    """Another rendering of the same speech, as a decoder with too little context would make it."""
+    if fault == "gain 3 dB":
+        return pcm * np.float32(10 ** (random.choice([-3, 3]) / 20))
+    if fault == "shift 0.2 ms":
+        return later_by(pcm, random.uniform(-2e-4, 2e-4) * sample_rate)
+    spectrum = np.fft.rfft(random.standard_normal(pcm.size))
+    spectrum /= 1 + (np.fft.rfftfreq(pcm.size, 1 / sample_rate) / 800) ** 2
+    rumble = np.fft.irfft(spectrum, pcm.size)
+    level = np.sqrt(np.convolve(pcm**2, np.ones(480) / 480, "same"))
+    return (pcm + 10 ** (-12 / 20) * level * rumble / rumble.std()).astype(np.float32)
+
+
+def windowed_decode(speech: Pcm, sample_rate: int, fault: str, seed: int) -> list[SpeechChunk]:
+    """Chunks that each render the speech anew, the last 20 ms of each coming again in the next."""
+    random = np.random.default_rng(seed)
+    tail = TAIL_MS * sample_rate // 1000
+    starts = list(range(0, speech.size, CHUNK_MS * sample_rate // 1000))
+    chunks = []
+    for start, stop in itertools.pairwise([*starts, speech.size]):
+        last = stop == speech.size
+        end = stop if last else stop + tail
+        before = max(start - MARGIN_SAMPLES, 0)
+        pcm = rendering(speech[before : end + MARGIN_SAMPLES], sample_rate, fault, random)[
+            start - before : end - before
+        ]
+        chunks.append(SpeechChunk("r", start, pcm, 0 if last else tail, last))
+    return chunks
+
+
+@pytest.mark.parametrize("sample_rate", [24_000, 48_000])
+@pytest.mark.parametrize("fault", ["gain 3 dB", "shift 0.2 ms", "rumble at -12 dB"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_raw_cuts_fail_and_crossfaded_pass(sample_rate: int, fault: str, seed: int) -> None:
+    speech = speech_like(SECONDS * sample_rate, sample_rate, seed)
+    chunks = windowed_decode(speech, sample_rate, fault, seed)
+    seams = [chunk.start_sample for chunk in chunks[1:]]
+    raw = np.concatenate([chunk.pcm[: chunk.pcm.size - chunk.provisional_tail_samples] for chunk in chunks])
+    crossfader = Crossfader()
+    smooth = np.concatenate([crossfader.push(chunk) for chunk in chunks])
+    half_a_tail = TAIL_MS * sample_rate // 2000
+    assert not seam_report(raw, seams, sample_rate).passes
+    assert seam_report(smooth, [seam + half_a_tail for seam in seams], sample_rate).passes
+
+
+@pytest.mark.parametrize("sample_rate", [8_000, 24_000, 48_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_whole_signal_passes_wherever_one_looks(sample_rate: int, seed: int) -> None:
+    speech = speech_like(SECONDS * sample_rate, sample_rate, seed)
+    seams = np.random.default_rng(seed).integers(0, speech.size, 20).tolist()
+    report = seam_report(speech, seams, sample_rate)
+    assert report.passes
+    assert report.jump_ratio == pytest.approx(1, abs=0.6)
+
+
+def test_a_click_is_a_jump() -> None:
+    speech = speech_like(144_000, 24_000, 3)
+    seams = list(range(6_000, 140_000, 6_000))
+    clicks = speech.copy()
+    clicks[seams] += 0.1
+    report = seam_report(clicks, seams, 24_000)
+    assert report.jump_ratio > 2
+    assert not report.passes
+
+
+def test_silence_passes() -> None:
+    report = seam_report(np.zeros(24_000, np.float32), [6_000, 12_000], 24_000)
+    assert report.passes
+    assert report.jump_ratio == report.spectral_ratio == 1
+
+
+def test_seams_that_cannot_be_measured_are_refused() -> None:
+    speech = speech_like(4_800, 24_000, 0)
+    with pytest.raises(ValueError, match="no seam"):
+        seam_report(speech, [], 24_000)
+    with pytest.raises(ValueError, match="no seam"):
+        seam_report(speech, [10, 4_790], 24_000)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        seam_report(speech, list(range(400, 4_400, 200)), 24_000)
+
+
+@pytest.mark.parametrize("fade", Fade)
+def test_joining_takes_the_click_out_of_segments_cut_in_mid_speech(fade: Fade) -> None:
+    """The spectrum still changes there: it is other speech."""
+    sample_rate, overlap = 24_000, 480
+    segments = [speech_like(12_000, sample_rate, seed) for seed in range(20, 40)]
+    raw_seams = list(itertools.accumulate(segment.size for segment in segments[:-1]))
+    joined = functools.reduce(lambda first, second: crossfade_join(first, second, overlap, fade), segments)
+    joined_seams = [seam - index * overlap - overlap // 2 for index, seam in enumerate(raw_seams)]
+    raw_report = seam_report(np.concatenate(segments), raw_seams, sample_rate)
+    joined_report = seam_report(joined, joined_seams, sample_rate)
+    assert not raw_report.passes
+    assert joined_report.jump_ratio < 1.2 < raw_report.jump_ratio
+    assert joined_report.spectral_ratio < raw_report.spectral_ratio / 2

@@ -1,19 +1,32 @@
-"""Laws of the Opus encoder and decoder: length, place, quality, loss."""
+"""Opus: the encoder and decoder, its library, and Ogg pages."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import dataclasses
+import importlib
+import io
 import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from ctypes.util import find_library
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from sessions.audio import opus_library
+from sessions.audio.formats.registry import opus_settings
+from sessions.audio.ogg import OggOpusMuxer, ogg_crc
 from sessions.audio.opus import (
     MAX_PACKET_MS,
     PACKET_MS,
@@ -26,11 +39,13 @@ from sessions.audio.opus import (
     OpusSettings,
     decode_all,
 )
+from sessions.audio.opus_library import USE_SYSTEM_LIBRARY, OpusUnavailable, describe, load_opuslib
 from sessions.audio.pcm import Pcm, rms_dbfs, s16le_to_pcm
+from sessions.config import AudioFormat
 from sessions.errors import UnsupportedFormat
 from tests.sessions.audio.signals import noise, pieces, speech_like
+from tests.vectors import VECTORS
 
-VECTOR = Path(__file__).parents[2] / "vectors" / "audio" / "opus_24k.json"
 LOW_DELAY = OpusApplication.LOW_DELAY
 ANY_SETTINGS = st.builds(
     OpusSettings,
@@ -152,7 +167,7 @@ def decode_with_loss(packets: list[OpusPacket], settings: OpusSettings, use_fec:
 
 
 def test_packets_of_the_vector_decode_to_its_pcm() -> None:
-    vector = json.loads(VECTOR.read_text())
+    vector = json.loads((VECTORS / "audio" / "opus_24k.json").read_text())
     decoder = OpusDecoder(vector["sample_rate"], vector["pre_skip_samples"])
     decoded = np.concatenate([decoder.decode(base64.b64decode(packet)) for packet in vector["packets_base64"]])
     expected = s16le_to_pcm(base64.b64decode(vector["pcm_s16le_base64"]))
@@ -214,3 +229,212 @@ def test_settings_out_of_range_name_field_limit_and_value(field: str, value: obj
 def test_fec_where_there_is_none_is_refused(packet_ms: float, application: OpusApplication) -> None:
     with pytest.raises(UnsupportedFormat, match="inband_fec needs packet_ms of at least 10"):
         OpusSettings(inband_fec=True, packet_ms=packet_ms, application=application)
+
+
+@pytest.mark.parametrize(
+    ("audio", "application"),
+    [
+        (AudioFormat(), OpusApplication.VOIP),
+        (AudioFormat(bitrate=96_000), OpusApplication.VOIP),
+        (AudioFormat(application="audio"), OpusApplication.VOIP),
+        (AudioFormat(application="audio", bitrate=64_000), OpusApplication.AUDIO),
+        (AudioFormat(application="audio", bitrate=64_000, fec=True), OpusApplication.VOIP),
+    ],
+)
+def test_which_application_is_taken(audio: AudioFormat, application: OpusApplication) -> None:
+    assert opus_settings(audio).application is application
+
+
+def test_its_packets_hold_every_sample_in_its_place() -> None:
+    settings = opus_settings(AudioFormat(application="audio", bitrate=64_000))
+    pcm = np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000).astype(np.float32) * 0.3 + noise(24_000) * 0.001
+    encoder = OpusEncoder(settings)
+    heard = decode_all(encoder.push(pcm) + encoder.flush(), settings)
+    assert heard.size == pcm.size
+    assert np.abs(heard - pcm)[2_400:].mean() < 0.02
+
+
+@pytest.fixture
+def fresh_load(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(USE_SYSTEM_LIBRARY, "0")
+    load_opuslib.cache_clear()
+    yield
+    load_opuslib.cache_clear()
+
+
+def test_describe_gives_path_and_version() -> None:
+    library = describe()
+    assert Path(library.path).name.startswith("libopus")
+    assert library.version.startswith("libopus")
+
+
+ROUND_TRIP = """
+import numpy as np
+from sessions.audio.opus import OpusEncoder, OpusSettings, decode_all
+from sessions.audio.opus_library import describe
+
+samples = 0.5 * np.sin(np.arange(24_000) * 2 * np.pi * 440 / 24_000).astype(np.float32)
+encoder = OpusEncoder(OpusSettings())
+decoded = decode_all([*encoder.push(samples), *encoder.flush()], encoder.settings)
+print(describe().path, decoded.size, np.corrcoef(samples, decoded)[0, 1])
+"""
+
+
+def test_system_library_is_chosen_by_environment() -> None:
+    if find_library("opus") is None:
+        pytest.skip("no system libopus here; on Debian: apt install libopus0")
+    environment = os.environ | {USE_SYSTEM_LIBRARY: "1"}
+    command = [sys.executable, "-c", ROUND_TRIP]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    path, num_samples, likeness = shown.split()
+    assert path == find_library("opus")
+    assert int(num_samples) == 24_000
+    assert float(likeness) > 0.9
+
+
+def test_falls_back_to_the_system_library(fresh_load: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real_import = importlib.import_module
+
+    def without_bundled(name: str) -> object:
+        asked.append(os.environ[USE_SYSTEM_LIBRARY])
+        if asked[-1] != "1":
+            raise RuntimeError("Bundled Opus library not found")
+        return real_import(name)
+
+    monkeypatch.setattr(opus_library.importlib, "import_module", without_bundled)
+    assert load_opuslib().OK == 0
+    assert asked == ["0", "1"]
+
+
+def test_without_any_library_the_error_tells_what_to_install(fresh_load: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(name: str) -> object:
+        raise OSError("libopus.so: cannot open shared object file")
+
+    monkeypatch.setattr(opus_library.importlib, "import_module", nothing)
+    with pytest.raises(OpusUnavailable, match=r"opuslib-next-bundled.*apt install libopus0"):
+        load_opuslib()
+
+
+@dataclass(frozen=True)
+class Page:
+    flags: int
+    granule: int
+    sequence: int
+    packets: list[bytes]
+
+
+def slow_crc(data: bytes) -> int:
+    register = 0
+    for byte in data:
+        register ^= byte << 24
+        for _ in range(8):
+            register = (register << 1) ^ (0x04C11DB7 if register & 0x80000000 else 0)
+            register &= 0xFFFFFFFF
+    return register
+
+
+def read_pages(stream: bytes) -> list[Page]:
+    pages = []
+    at = 0
+    while at < len(stream):
+        magic, _, flags, granule, _, sequence, crc, num_segments = struct.unpack_from("<4sBBqIIIB", stream, at)
+        assert magic == b"OggS"
+        lengths = stream[at + 27 : at + 27 + num_segments]
+        end = at + 27 + num_segments + sum(lengths)
+        assert crc == slow_crc(stream[at : at + 22] + bytes(4) + stream[at + 26 : end])
+        pages.append(Page(flags, granule, sequence, packets_of(lengths, stream[at + 27 + num_segments : end])))
+        at = end
+    assert at == len(stream)
+    return pages
+
+
+def packets_of(lengths: bytes, body: bytes) -> list[bytes]:
+    packets, size, at = [], 0, 0
+    for length in lengths:
+        size += length
+        if length < 255:
+            packets.append(body[at : at + size])
+            at, size = at + size, 0
+    assert at == len(body)
+    return packets
+
+
+def muxed(chunks: list[Pcm], settings: OpusSettings) -> bytes:
+    encoder, muxer = OpusEncoder(settings), OggOpusMuxer(settings)
+    out = [muxer.headers()]
+    out.extend(muxer.push(encoder.push(chunk)) for chunk in chunks)
+    out.append(muxer.finish(encoder.flush()))
+    return b"".join(out)
+
+
+@given(st.binary(max_size=300))
+def test_crc_equals_the_slow_one(data: bytes) -> None:
+    assert ogg_crc(data) == slow_crc(data)
+
+
+def test_crc_of_a_known_page() -> None:
+    assert ogg_crc(b"123456789") == 0x89A1897F
+
+
+@hypothesis_settings(max_examples=20)
+@given(st.integers(1, 3_000), st.sampled_from(SAMPLE_RATES), st.sampled_from(PACKET_MS), st.data())
+def test_pages_hold_every_packet_and_end_where_the_sound_ends(
+    num_samples: int, sample_rate: int, packet_ms: float, data: st.DataObject
+) -> None:
+    settings = OpusSettings(sample_rate=sample_rate, packet_ms=packet_ms)
+    signal = noise(num_samples)
+    encoder = OpusEncoder(settings)
+    packets = encoder.push(signal) + encoder.flush()
+    pages = read_pages(muxed(data.draw(pieces(signal)), settings))
+    assert [packet for page in pages[2:] for packet in page.packets] == [packet.data for packet in packets]
+    assert [page.sequence for page in pages] == list(range(len(pages)))
+    assert [page.flags for page in pages] == [2, *[0] * (len(pages) - 2), 4]
+    assert pages[-1].granule == (num_samples + settings.pre_skip_samples) * 48_000 // sample_rate
+
+
+def test_headers_tell_pre_skip_and_rate() -> None:
+    settings = OpusSettings(sample_rate=24_000)
+    head, tags = read_pages(OggOpusMuxer(settings).headers())
+    assert head.packets == [b"OpusHead" + struct.pack("<BBHIhB", 1, 1, 312, 24_000, 0, 0)]
+    assert tags.packets == [b"OpusTags\x09\x00\x00\x00voicewire\x00\x00\x00\x00"]
+    assert head.granule == tags.granule == 0
+
+
+@pytest.mark.parametrize("sample_rate", SAMPLE_RATES)
+@pytest.mark.parametrize("num_samples", [1, 159, 960, 9_601])
+def test_another_reader_finds_every_sample(sample_rate: int, num_samples: int) -> None:
+    settings = OpusSettings(sample_rate=sample_rate)
+    speech = speech_like(sample_rate, sample_rate, 4)[:num_samples]
+    read, rate = soundfile.read(io.BytesIO(muxed([speech], settings)), dtype="float32")
+    assert rate == sample_rate
+    assert read.size == speech.size
+    encoder = OpusEncoder(settings)
+    assert read == pytest.approx(decode_all(encoder.push(speech) + encoder.flush(), settings), abs=1e-4)
+
+
+def test_large_packets_and_full_pages() -> None:
+    """Lengths around multiples of 255, and more than one page takes."""
+    sizes = [254, 255, 256, 509, 510, 511, *[1_275] * 300, 7]
+    packets = [OpusPacket(480 * i, 480, bytes([i % 251]) * size) for i, size in enumerate(sizes)]
+    muxer = OggOpusMuxer(OpusSettings())
+    pages = read_pages(muxer.push(packets[:100]) + muxer.finish(packets[100:]))
+    assert [packet for page in pages for packet in page.packets] == [packet.data for packet in packets]
+    assert pages[-1].granule == 480 * len(packets) * 2
+    assert len(pages) == 8
+
+
+def test_nothing_spoken_is_an_empty_stream() -> None:
+    pages = read_pages(muxed([np.zeros(0, np.float32)], OpusSettings()))
+    assert [page.flags for page in pages] == [2, 0, 4]
+    assert pages[2].packets == []
+    assert pages[2].granule == 0
+
+
+def test_each_push_gives_its_pages_at_once() -> None:
+    settings = OpusSettings()
+    encoder, muxer = OpusEncoder(settings), OggOpusMuxer(settings)
+    for _ in range(3):
+        packets = encoder.push(noise(1_920))
+        (page,) = read_pages(muxer.push(packets))
+        assert page.packets == [packet.data for packet in packets]

@@ -1,15 +1,20 @@
-"""Laws of the resampler under cuts, its pass and stop bands, and soxr as the reference."""
+"""Transforms of a signal, under any cut: frames, other rates, other speeds."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soxr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler, filter_bank
+from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED, TimeStretcher
+from sessions.audio_track import STRETCH_MS
 from tests.sessions.audio.signals import noise, pieces, speech_like
 
 SPOKEN_RATE = 24_000
@@ -138,3 +143,130 @@ def test_agrees_with_soxr_in_the_pass_band(to_rate: int) -> None:
 def test_rates_that_cannot_be_served_are_refused(rates: tuple[int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Resampler(*rates)
+
+
+SIGNALS = st.integers(0, 200).map(noise)
+FRAME_SAMPLES = st.integers(1, 40)
+
+
+def frames_of(chunks: list[Pcm], frame_samples: int) -> list[PcmFrame]:
+    framer = Framer(frame_samples)
+    return [frame for chunk in chunks for frame in framer.push(chunk)] + framer.flush()
+
+
+def unpadded(frames: list[PcmFrame]) -> Pcm:
+    return np.concatenate([noise(0), *(frame.pcm[: frame.pcm.size - frame.padding_samples] for frame in frames)])
+
+
+@given(SIGNALS, FRAME_SAMPLES, st.data())
+def test_any_cut_gives_the_same_frames(signal: Pcm, frame_samples: int, data: st.DataObject) -> None:
+    whole = frames_of([signal], frame_samples)
+    cut = frames_of(data.draw(pieces(signal)), frame_samples)
+    assert [(frame.start_sample, frame.pcm.tolist(), frame.padding_samples) for frame in cut] == [
+        (frame.start_sample, frame.pcm.tolist(), frame.padding_samples) for frame in whole
+    ]
+
+
+@given(SIGNALS, FRAME_SAMPLES)
+def test_frames_hold_the_signal_sample_for_sample(signal: Pcm, frame_samples: int) -> None:
+    frames = frames_of([signal], frame_samples)
+    assert np.array_equal(unpadded(frames), signal)
+    assert len(frames) == -(-signal.size // frame_samples)
+
+
+@given(SIGNALS, FRAME_SAMPLES)
+def test_frames_are_of_one_length_abut_and_end_in_silence(signal: Pcm, frame_samples: int) -> None:
+    frames = frames_of([signal], frame_samples)
+    assert [frame.start_sample for frame in frames] == [index * frame_samples for index in range(len(frames))]
+    assert all(frame.pcm.size == frame_samples and frame.pcm.dtype == np.float32 for frame in frames)
+    assert all(frame.padding_samples == 0 for frame in frames[:-1])
+    assert not any(frame.pcm[frame_samples - frame.padding_samples :].any() for frame in frames)
+
+
+@given(SIGNALS, SIGNALS, FRAME_SAMPLES)
+def test_after_a_flush_frames_go_on(first: Pcm, second: Pcm, frame_samples: int) -> None:
+    framer = Framer(frame_samples)
+    frames = [*framer.push(first), *framer.flush(), *framer.push(second), *framer.flush()]
+    assert np.array_equal(unpadded(frames), np.concatenate([first, second]))
+    assert [frame.start_sample for frame in frames] == [index * frame_samples for index in range(len(frames))]
+
+
+def test_pending_samples_wait_for_their_frame() -> None:
+    framer = Framer(20)
+    assert len(framer.push(noise(47))) == 2
+    assert framer.pending_samples == 7
+
+
+def test_a_frame_has_at_least_one_sample() -> None:
+    with pytest.raises(ValueError, match="frame_samples must be at least 1, got 0"):
+        Framer(0)
+
+
+RATE = 24_000
+TASKS = Path("/proc/self/task")
+
+
+def stretched(speed: float, *sounds: Pcm) -> Pcm:
+    stretcher = TimeStretcher(RATE, speed)
+    return np.concatenate([*(stretcher.push(sound) for sound in sounds), stretcher.flush()])
+
+
+@pytest.mark.parametrize("speed", [0.4, 0.8, 1.0, 1.25, 3.0])
+def test_any_cut_gives_the_same_signal(speed: float) -> None:
+    signal = speech_like(9_000, RATE, seed=1)
+    whole = stretched(speed, signal)
+
+    @settings(max_examples=10)
+    @given(pieces(signal))
+    def check(cut: list[Pcm]) -> None:
+        np.testing.assert_array_equal(stretched(speed, *cut), whole)
+
+    check()
+
+
+@given(st.integers(0, 6_000), st.floats(MIN_SPEED, MAX_SPEED))
+def test_it_is_as_long_as_the_speed_asks(num_samples: int, speed: float) -> None:
+    signal = np.zeros(num_samples, np.float32)
+    assert stretched(speed, signal).size == round(num_samples / speed)
+
+
+def test_speed_one_is_the_identity() -> None:
+    signal = speech_like(5_000, RATE, seed=2)
+    stretcher = TimeStretcher(RATE, 1.0)
+    assert stretcher.push(signal) is signal
+    assert stretcher.flush().size == 0
+
+
+@pytest.mark.parametrize("speed", [0.25, 0.5, 0.75, 1.5, 2.0, 4.0])
+def test_the_pitch_stays(speed: float) -> None:
+    time_s = np.arange(2 * RATE) / RATE
+    tone = (0.3 * np.sin(2 * np.pi * 220 * time_s)).astype(np.float32)
+    out = stretched(speed, tone)
+    spectrum = np.abs(np.fft.rfft(out * np.hanning(out.size)))
+    assert np.fft.rfftfreq(out.size, 1 / RATE)[spectrum.argmax()] == pytest.approx(220, abs=6)
+
+
+@pytest.mark.parametrize("speed", [0.25, 0.49, 0.5, 0.9, 1.1, 2.0, 4.0])
+def test_no_more_is_held_back_than_a_pause_brings_out(speed: float) -> None:
+    signal = speech_like(30_000, RATE, seed=3)
+    for num_samples in (7_000, 19_999, 30_000):
+        stretcher = TimeStretcher(RATE, speed)
+        silence = np.zeros(RATE * STRETCH_MS // 1000, np.float32)
+        out = stretcher.push(signal[:num_samples]).size + stretcher.push(silence).size
+        assert out >= num_samples / speed
+
+
+def test_a_new_signal_begins_after_a_flush() -> None:
+    signal = speech_like(5_000, RATE, seed=4)
+    stretcher = TimeStretcher(RATE, 1.5)
+    first = np.concatenate([stretcher.push(signal), stretcher.flush()])
+    second = np.concatenate([stretcher.push(signal), stretcher.flush()])
+    np.testing.assert_array_equal(first, second)
+
+
+def test_stretchers_start_no_threads() -> None:
+    stretchers = [TimeStretcher(24_000, 1.3) for _ in range(10)]
+    num_threads = len(list(TASKS.iterdir()))
+    for stretcher in stretchers:
+        stretcher.push(np.zeros(24_000, np.float32))
+    assert len(list(TASKS.iterdir())) == num_threads

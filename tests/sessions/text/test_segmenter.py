@@ -1,3 +1,5 @@
+"""Segments: where they end however the text is cut, and when dead air closes one early."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessions.text.block_splitter import WHITE_SPACE
+from sessions.text.dead_air import DeadAirSettings, TextStats, should_close_early, should_open_next
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent, SegmentText
 from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
-from tests.sessions.text.splits import cut, places
+from tests.sessions.text.texts import cut, places
 
 TINY = SegmenterSettings(
     sentence_end_after_chars=6, clause_end_after_chars=15, word_end_after_chars=25, max_segment_chars=40
@@ -228,3 +231,46 @@ def test_any_cutting_gives_the_same_segments_by_tokens(text: str, at: list[int])
 @given(text=raw_texts)
 def test_no_segment_costs_more_tokens_than_allowed(text: str) -> None:
     assert all(cost(segment) <= 40 for segment in texts(text, FEW_TOKENS))
+
+
+ON = DeadAirSettings()
+OFF = DeadAirSettings(enabled=False)
+CLOSE_EARLY = [
+    # text so far, left to hear (ms), settings, closed
+    ("one two three four five six", 299, ON, True),
+    ("one two three four five six", 300, ON, False),
+    ("one two three four five", 299, ON, False),
+    ("well,", 299, ON, True),
+    ("Yes.", 0, ON, True),
+    ("", 0, ON, False),
+    ("one", 0, ON, False),
+    ("它今天很好吗", 0, ON, True),
+    ("今天", 0, ON, False),
+    ("don't it's we're", 0, ON, False),
+    ("one two three four five six", 0, OFF, False),
+    ("one two three, four", 1000, ON, False),
+]
+OPEN_NEXT = [
+    # text gathered, left to hear (ms), settings, opened
+    ("and then", 399, ON, True),
+    ("and then", 400, ON, False),
+    ("and then.", 5000, ON, True),
+    ("and then. We", 5000, ON, True),
+    ("and 3.5", 5000, ON, False),
+    ("好。", 5000, ON, True),
+    ("and then,", 5000, ON, False),
+    ("", 0, ON, False),
+    (" ... ", 0, ON, False),
+    ("and", 5000, OFF, True),
+    ("", 0, OFF, False),
+]
+
+
+@pytest.mark.parametrize(("text", "remaining_ms", "settings", "expected"), CLOSE_EARLY)
+def test_close_early(text: str, remaining_ms: float, settings: DeadAirSettings, expected: bool) -> None:
+    assert should_close_early(TextStats.from_text(text), remaining_ms, settings) is expected
+
+
+@pytest.mark.parametrize(("text", "remaining_ms", "settings", "expected"), OPEN_NEXT)
+def test_open_next(text: str, remaining_ms: float, settings: DeadAirSettings, expected: bool) -> None:
+    assert should_open_next(TextStats.from_text(text), remaining_ms, settings) is expected

@@ -1,6 +1,10 @@
-"""Kinds of text that cost the most to read, each as a unit that is repeated."""
+"""Texts for tests: kinds that cost the most to read, and ways of cutting a text into pieces."""
 
 from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import strategies as st
 
 KINDS = {
     "words": "word ",
@@ -34,3 +38,11 @@ KINDS = {
 
 def text_of(unit: str, num_chars: int = 50_000) -> str:
     return (unit * (num_chars // len(unit) + 1))[:num_chars]
+
+
+places = st.lists(st.integers(0, 400), max_size=40)
+
+
+def cut(text: str, at: list[int]) -> list[str]:
+    edges = sorted({place % (len(text) + 1) for place in at} | {0, len(text)})
+    return [text[start:end] for start, end in pairwise(edges)]
