@@ -1,18 +1,23 @@
-"""A registry over the fake engine, in virtual time, with encoders on the event loop."""
+"""A registry over the fake engine in virtual time, and a reader of responses that checks what holds for each."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 
 import pytest
 
 from engine.api import SpeechRequest
 from sessions.alignment.uniform_aligner import UniformAligner
+from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SpeechSettings
+from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished
 from sessions.registry import SessionRegistry
+from sessions.response import Response
 from tests.fakes.engine import FakeSpeechEngine
 from tests.fakes.engine_stream import FakeSpeechStream
-from tests.sessions.response_reader import CountingMetrics
 
 PCM = AudioFormat(encoding=Encoding.PCM_S16LE)
 BURST = SpeechSettings(format=PCM, lead_ms=None)
@@ -62,3 +67,77 @@ def assert_all_free(engine: FakeSpeechEngine) -> None:
     assert not engine.streams
     assert stats.slots_free == stats.slots_total
     assert stats.blocks_free == stats.blocks_total
+
+
+@dataclass
+class ResponseRecord:
+    events: list[ResponseEvent] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    # Of audio.
+    num_messages: int = 0
+    num_samples: int = 0
+
+    def note(self, event: ResponseEvent) -> None:
+        self.check(event)
+        if isinstance(event, ResponseAudio):
+            self.num_messages += 1
+            self.num_samples += event.num_samples
+        self.events.append(event)
+        self.times_s.append(now_s())
+
+    def check(self, event: ResponseEvent) -> None:
+        assert not self.ended, "an event after the terminal one"
+        if isinstance(event, ResponseAudio):
+            assert event.sequence == self.num_messages
+            assert event.start_sample == self.num_samples
+            assert event.num_samples > 0 or any(event.packets), "neither sound nor the end of a stream"
+            assert event.packets
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], ResponseFinished)
+
+    @property
+    def audio(self) -> list[ResponseAudio]:
+        return [event for event in self.events if isinstance(event, ResponseAudio)]
+
+    @property
+    def flushes(self) -> list[FlushCompleted]:
+        return [event for event in self.events if isinstance(event, FlushCompleted)]
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(packet for message in self.audio for packet in message.packets)
+
+    @property
+    def done(self) -> ResponseFinished:
+        end = self.events[-1]
+        assert isinstance(end, ResponseFinished)
+        return end
+
+
+async def read(response: Response, into: ResponseRecord | None = None) -> ResponseRecord:
+    """To the end."""
+    reading = into or ResponseRecord()
+    async for event in response:
+        reading.note(event)
+    assert reading.ended
+    return reading
+
+
+def reading_task(response: Response) -> tuple[ResponseRecord, asyncio.Task[ResponseRecord]]:
+    """Beside whatever else the test does."""
+    reading = ResponseRecord()
+    return reading, asyncio.create_task(read(response, reading))
+
+
+class CountingMetrics:
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, ...]] = Counter()
+        self.values: dict[str, list[float]] = {}
+
+    def inc(self, name: str, count: int = 1, **labels: str) -> None:
+        self.counts[(name, *labels.values())] += count
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        self.values.setdefault(name, []).append(value)

@@ -14,8 +14,17 @@ from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from tests.fakes.engine_script import FRAME_S, SAMPLE_RATE, FakeScript
 from tests.fakes.engine_stream import FakeSpeechStream
-from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RecordingEngine
-from tests.sessions.response_reader import CountingMetrics, ResponseRecord, read, reading_task
+from tests.sessions.conftest import (
+    BURST,
+    LIMITS,
+    PACED,
+    PCM,
+    CountingMetrics,
+    RecordingEngine,
+    ResponseRecord,
+    read,
+    reading_task,
+)
 
 pytestmark = pytest.mark.virtual_time
 

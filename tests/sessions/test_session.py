@@ -12,8 +12,7 @@ from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse, UnsupportedFormat
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
-from tests.sessions.conftest import BURST, PACED, RecordingEngine, assert_all_free
-from tests.sessions.response_reader import read, reading_task
+from tests.sessions.conftest import BURST, PACED, RecordingEngine, assert_all_free, read, reading_task
 
 TEXT = "One two three four five six. "
 pytestmark = pytest.mark.virtual_time

@@ -15,7 +15,7 @@ from sessions.config import SpeechSettings
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from tests.fakes.checkpoints import TINY, write_checkpoint
-from tests.sessions.response_reader import read, reading_task
+from tests.sessions.conftest import read, reading_task
 
 TEXT = "This is a sentence of middling length that says nothing much at all. " * 5
 SETTINGS = SpeechSettings(lead_ms=None, sampling=SamplingParams(seed=3, min_new_tokens=20))

@@ -13,7 +13,7 @@ from sessions.audio.wav import wav_file
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
 from tests.realtime.live_server import LiveServer, live_server
 from tests.realtime.transports.test_speech_cloning import data_uri
-from tests.sessions.audio.recordings.files import tone
+from tests.sessions.audio.signals import tone
 
 RECORDING = data_uri(wav_file(tone(1.5, 16_000), 16_000))
 

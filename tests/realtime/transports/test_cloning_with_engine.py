@@ -11,8 +11,7 @@ import pytest
 from sessions.audio.wav import wav_file
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.live_server import LiveServer, live_server, speak
-from tests.sessions.audio.recordings.files import recording
-from tests.sessions.audio.signals import speech_like
+from tests.sessions.audio.signals import recording, speech_like
 
 SPEECH = speech_like(48_000, 16_000, seed=1)
 

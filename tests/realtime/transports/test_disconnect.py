@@ -14,7 +14,7 @@ from engine.api import ClonedVoice, ReferenceAudio
 from sessions.audio.wav import wav_file
 from tests.realtime.cloning import cloning_engine
 from tests.realtime.live_server import LiveServer, live_server, until
-from tests.sessions.audio.recordings.files import tone
+from tests.sessions.audio.signals import tone
 
 WAV = wav_file(tone(1.5, 16_000), 16_000)
 DATA_URI = f"data:audio/wav;base64,{base64.b64encode(WAV).decode()}"
@@ -103,7 +103,7 @@ async def test_while_it_is_decoded(live: LiveServer, path: str, monkeypatch: pyt
         return child
 
     children: list[asyncio.subprocess.Process] = []
-    monkeypatch.setattr(sandbox, "MODULE", "tests.sessions.audio.recordings.hanging_decoder")
+    monkeypatch.setattr(sandbox, "MODULE", "tests.sessions.audio.hanging_decoder")
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_child)
     await leave(live, path, decoding, **asking(path, DATA_URI))
     await until(lambda: live.speech.cloning.gate.num_inside == 0)

@@ -14,7 +14,7 @@ import pytest
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript
 from tests.realtime.live_server import NO_CERTIFICATES, LiveServer, live_server, until
-from tests.sessions.audio.formats.decoding import decode
+from tests.sessions.audio.signals import decode
 
 TEXT = "Hello there, this is a short reply."
 KEY = "0123456789abcdef"

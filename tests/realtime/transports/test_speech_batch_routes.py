@@ -15,8 +15,7 @@ from sessions.config import Encoding
 from tests.fakes.engine import FakeScript
 from tests.realtime.cloning import cloning_engine
 from tests.realtime.live_server import LiveServer, live_server, until
-from tests.sessions.audio.formats.decoding import decode
-from tests.sessions.audio.recordings.files import tone
+from tests.sessions.audio.signals import decode, tone
 
 PATH = "/v1/audio/speech/batch"
 

@@ -21,7 +21,7 @@ from tests.fakes.engine import FakeScript
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
 from tests.realtime.live_server import LiveServer, live_server, until
 from tests.realtime.references.fake_network import answer, web_server
-from tests.sessions.audio.recordings.files import tone
+from tests.sessions.audio.signals import tone
 from tests.sessions.voices.voices import StoredVoice, voice
 
 WAV = wav_file(tone(1.5, 16_000), 16_000)

@@ -20,7 +20,7 @@ from sessions.audio.formats import codecs
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import QUICK, LiveServer, live_server, until
-from tests.sessions.audio.formats.decoding import decode
+from tests.sessions.audio.signals import decode
 
 TEXT = "Hello there, this is a short reply."
 MEDIA_TYPES = {

@@ -17,7 +17,7 @@ from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest
 from tests.fakes.engine import FakeScript
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
 from tests.realtime.live_server import LiveServer, hear, live_server, speak, until
-from tests.sessions.audio.recordings.files import CONTAINERS, flac_bomb, float_wav, recording, tone
+from tests.sessions.audio.signals import CONTAINERS, flac_bomb, float_wav, recording, tone
 from tests.sessions.voices.voices import voice
 
 KEYS = "alice:0123456789abcdef,bob:fedcba9876543210"

@@ -23,6 +23,8 @@ from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.clock import TICK_S, now_s
 from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
 
+pytestmark = pytest.mark.virtual_time
+
 CHUNK = 3_200
 NUM_CHUNKS = -(-PCM.size // CHUNK)
 KEPT = 100 * PCM.nbytes
@@ -228,7 +230,6 @@ def one_piece_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_backlog, "SLICE_S", 0.0)
 
 
-@pytest.mark.virtual_time
 async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
     made: list[Aligner] = []
     moments = IdleAlignmentBacklog(ENOUGH)
@@ -245,7 +246,6 @@ async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
     assert aligner.estimate() == at_once.estimate()
 
 
-@pytest.mark.virtual_time
 async def test_whoever_asks_before_that_is_told_the_same() -> None:
     aligner, at_once = LazyAligner(letters, IdleAlignmentBacklog(ENOUGH)), letters()
     for told in (aligner, at_once):
@@ -258,7 +258,6 @@ async def test_whoever_asks_before_that_is_told_the_same() -> None:
 
 
 @pytest.mark.usefixtures("one_piece_a_moment")
-@pytest.mark.virtual_time
 async def test_a_piece_at_a_time_half_way_between_ticks() -> None:
     moments, aligners = IdleAlignmentBacklog(ENOUGH), [Watched() for _ in range(3)]
     lines = [LazyAligner(aligner.itself, moments) for aligner in aligners]
@@ -273,7 +272,6 @@ async def test_a_piece_at_a_time_half_way_between_ticks() -> None:
     assert len({int(tick) for tick in ticks}) == len(ticks) == 12
 
 
-@pytest.mark.virtual_time
 async def test_a_moment_takes_as_many_pieces_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_backlog, "SLICE_S", 60.0)
     aligner = Watched()
@@ -284,7 +282,6 @@ async def test_a_moment_takes_as_many_pieces_as_fit(monkeypatch: pytest.MonkeyPa
     assert len({at_s for at_s, _ in aligner.told}) == 1
 
 
-@pytest.mark.virtual_time
 async def test_beyond_the_limit_it_does_not_wait() -> None:
     aligner = Watched()
     line = LazyAligner(lambda: aligner, IdleAlignmentBacklog(2 * CHUNK_SAMPLES * 4))
@@ -292,7 +289,6 @@ async def test_beyond_the_limit_it_does_not_wait() -> None:
     assert len(aligner.told) == 3
 
 
-@pytest.mark.virtual_time
 async def test_speech_that_cannot_be_looked_through_holds_up_no_other() -> None:
     class Broken(UniformAligner):
         def push(self, pcm: np.ndarray) -> None:
@@ -311,7 +307,6 @@ async def test_speech_that_cannot_be_looked_through_holds_up_no_other() -> None:
 
 
 @pytest.mark.usefixtures("one_piece_a_moment")
-@pytest.mark.virtual_time
 async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
     moments, held = IdleAlignmentBacklog(ENOUGH), Held()
     line = LazyAligner(lambda: held, moments)
@@ -327,7 +322,6 @@ async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
     assert line.num_pending_bytes == 0
 
 
-@pytest.mark.virtual_time
 async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -349,7 +343,6 @@ async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
     assert moments.num_bytes == other.num_pending_bytes == 0
 
 
-@pytest.mark.virtual_time
 async def test_one_that_is_gone_takes_no_room_of_idle_work() -> None:
     moments = IdleAlignmentBacklog(ENOUGH)
     line = LazyAligner(letters, moments)

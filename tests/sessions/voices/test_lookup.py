@@ -26,6 +26,8 @@ CLONING = msgspec.structs.replace(
     FAKE_INFO, can_clone=True, embedding_size=EMBEDDING_SIZE, num_codebooks=NUM_CODEBOOKS, voices=()
 )
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> VoiceStore:
@@ -52,7 +54,6 @@ def spoken_by(registry: SessionRegistry, key: str, settings: SpeechSettings) -> 
     return response.settings.clone
 
 
-@pytest.mark.virtual_time
 async def test_one_s_own_voice_comes_before_a_shared_one(registry: SessionRegistry) -> None:
     ann = replace(BURST, voice="ann")
     assert spoken_by(registry, "alice", ann) == voice("ann", "alice").clone
@@ -60,7 +61,6 @@ async def test_one_s_own_voice_comes_before_a_shared_one(registry: SessionRegist
     assert spoken_by(registry, "", replace(BURST, voice="narrator")) == voice("narrator", SHARED).clone
 
 
-@pytest.mark.virtual_time
 async def test_the_session_keeps_the_name_so_that_the_voice_can_change(
     registry: SessionRegistry, store: VoiceStore
 ) -> None:
@@ -76,19 +76,16 @@ async def test_the_session_keeps_the_name_so_that_the_voice_can_change(
         session.create_response(text="Hello.", text_closed=True)
 
 
-@pytest.mark.virtual_time
 async def test_an_unknown_name_is_refused(registry: SessionRegistry) -> None:
     with pytest.raises(UnknownVoice, match="nobody"):
         registry.create("alice", replace(BURST, voice="nobody"))
 
 
-@pytest.mark.virtual_time
 async def test_a_voice_of_the_caller_s_own_needs_no_name(registry: SessionRegistry) -> None:
     clone = voice("x").clone
     assert spoken_by(registry, "bob", replace(BURST, voice="nobody", clone=clone)) == clone
 
 
-@pytest.mark.virtual_time
 async def test_a_voice_for_another_model_is_refused(registry: SessionRegistry, store: VoiceStore) -> None:
     small = voice("small", SHARED)
     store.add(StoredVoice(small.manifest, ClonedVoice(embedding=bytes(12))))
@@ -97,7 +94,6 @@ async def test_a_voice_for_another_model_is_refused(registry: SessionRegistry, s
     assert refused.value.param == "voice"
 
 
-@pytest.mark.virtual_time
 async def test_a_voice_with_other_codebooks_is_refused_where_embeddings_are_alike(store: VoiceStore) -> None:
     info = msgspec.structs.replace(CLONING, num_codebooks=2 * NUM_CODEBOOKS)
     with pytest.raises(InvalidRequest, match=r"'ann' .*: its codes have 4 codebooks, fake takes 8") as refused:

@@ -15,8 +15,7 @@ from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm
 from sessions.audio.pcm import Pcm, float_to_s16, pcm_to_s16le, s16_to_float, within_full_scale
 from sessions.config import AudioFormat, Encoding
 from sessions.errors import UnsupportedFormat
-from tests.sessions.audio.formats.decoding import DEMUXERS, decode
-from tests.sessions.audio.signals import pieces, speech_like
+from tests.sessions.audio.signals import DEMUXERS, decode, pieces, speech_like
 
 STREAMS = [encoding for encoding in Encoding if encoding is not Encoding.OPUS]
 # Samples that a decoder puts out before the first that was pushed.

@@ -1,4 +1,4 @@
-"""Whatever bytes somebody sends: a recording at our rate, or a refusal that says why."""
+"""Whatever bytes are uploaded: a recording at our rate, or a refusal that gives the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.api import InvalidRequest
 from sessions.audio.recordings.decode import InvalidRecording, decode_recording
 from sessions.audio.recordings.sandbox import MODULE, DecodeLimits, _environment, decode_in_subprocess
 from sessions.audio.wav import wav_file
-from tests.sessions.audio.recordings.files import CONTAINERS, flac_bomb, float_wav, recording, tone, wav_that_lies
+from tests.sessions.audio.signals import CONTAINERS, flac_bomb, float_wav, recording, tone, wav_that_lies
 
 RATE = 24_000
 
@@ -144,7 +144,7 @@ async def test_a_child_without_memory_is_no_harm() -> None:
 
 
 async def test_a_child_that_is_late_or_not_wanted_any_more_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sessions.audio.recordings.sandbox.MODULE", "tests.sessions.audio.recordings.hanging_decoder")
+    monkeypatch.setattr("sessions.audio.recordings.sandbox.MODULE", "tests.sessions.audio.hanging_decoder")
     with pytest.raises(InvalidRequest, match=r"longer than 0\.2 s"):
         await decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits(timeout_s=0.2))
     task = asyncio.create_task(decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits()))

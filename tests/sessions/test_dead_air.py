@@ -1,12 +1,14 @@
-"""Text that keeps coming is spoken as one segment, whatever the engine's load; only a stall of the writer cuts it."""
+"""Slow text is a pause between utterances and never a break inside one; steady text is one segment."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks.fairness import Player
@@ -17,15 +19,113 @@ from engine.launch import CPU_LEAD_TICK_S, EMBEDDED_VOICE
 from engine.load import load_engine
 from engine.loop import EngineLoop
 from engine.streams import EngineStream, StreamTable
+from sessions.audio.pcm import Pcm
 from sessions.clock import WakeEvent, now_s
-from sessions.config import RegistryLimits
+from sessions.config import AudioFormat, Encoding, RegistryLimits, SpeechSettings
 from sessions.events import ResponseAudio
 from sessions.registry import SessionRegistry
-from tests.fakes.engine_script import FakeScript
-from tests.sessions.conftest import PACED, RecordingEngine
-from tests.sessions.response_reader import reading_task
+from sessions.response import Response
+from sessions.session import Session
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.sessions.audio.signals import decode
+from tests.sessions.conftest import PACED, RecordingEngine, assert_all_free, read, reading_task
 
 pytestmark = pytest.mark.virtual_time
+
+# 28 characters: 1.68 s of speech.
+SIX_WORDS = "one two three four five six "
+
+
+def left_ms(response: Response) -> float:
+    return response._ring.left_ms(now_s())
+
+
+async def test_a_segment_short_of_text_is_closed_when_little_is_left_to_hear(
+    registry: SessionRegistry, engine: RecordingEngine
+):
+    response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
+    reading_task(response)
+    segment = response._text.open
+    assert segment is not None
+    while not segment.closed:
+        assert left_ms(response) >= 290 or not segment.is_parked
+        await asyncio.sleep(0.005)
+    assert 280 <= left_ms(response) <= 300
+    response.cancel()
+
+
+async def test_a_word_half_written_is_not_cut_in_two(registry: SessionRegistry, engine: RecordingEngine):
+    response = registry.create(settings=PACED).create_response(text=SIX_WORDS + "sev")
+    _, task = reading_task(response)
+    await asyncio.sleep(5)
+    response.push_text("en eight nine. ")
+    response.end_input()
+    done = (await task).done
+    assert engine.texts == [SIX_WORDS, "seven eight nine. "]
+    assert done.heard.text == SIX_WORDS + "seven eight nine. "
+
+
+@pytest.mark.parametrize("text", ["one two three ", "one two three four fi"])
+async def test_a_segment_of_few_words_and_no_mark_waits(registry: SessionRegistry, engine: RecordingEngine, text: str):
+    response = registry.create(settings=PACED).create_response(text=text)
+    _, task = reading_task(response)
+    await asyncio.sleep(30)
+    response.push_text(" and more ")
+    response.end_input()
+    await task
+    assert len(engine.texts) == 1
+
+
+async def test_a_clause_mark_lets_few_words_go(registry: SessionRegistry, engine: RecordingEngine):
+    response = registry.create(settings=PACED).create_response(text="Well, ")
+    _, task = reading_task(response)
+    await asyncio.sleep(5)
+    response.push_text("then. ")
+    response.end_input()
+    await task
+    assert engine.texts == ["Well, ", "then. "]
+
+
+async def test_with_the_rule_off_the_segment_waits(registry: SessionRegistry, engine: RecordingEngine):
+    response = registry.create(settings=replace(PACED, avoid_dead_air=False)).create_response(text=SIX_WORDS)
+    _, task = reading_task(response)
+    await asyncio.sleep(30)
+    response.push_text("seven.")
+    response.end_input()
+    await task
+    assert engine.texts == [SIX_WORDS + "seven."]
+
+
+async def test_text_in_time_keeps_the_segment_open(registry: SessionRegistry, engine: RecordingEngine):
+    response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
+    _, task = reading_task(response)
+    for _ in range(6):
+        await asyncio.sleep(1.2)
+        response.push_text(SIX_WORDS)
+    response.end_input()
+    await task
+    assert engine.texts == [SIX_WORDS * 7]
+
+
+async def test_what_comes_after_an_early_close_gathers_until_little_is_left_or_a_sentence_is_whole(
+    registry: SessionRegistry, engine: RecordingEngine
+):
+    response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
+    _, task = reading_task(response)
+    segment = response._text.open
+    assert segment is not None
+    while not segment.closed:
+        await asyncio.sleep(0.005)
+    response.push_text("seven ")
+    while len(engine.texts) < 2:
+        await asyncio.sleep(0.005)
+        gathered = response._text.open
+        assert gathered is not None
+        assert gathered.is_gathering
+    assert left_ms(response) < 400
+    response.cancel()
+    await task
+
 
 NUM_TOKENS = 45  # the segmenter ends no segment of fewer characters at a comma
 TOKEN_MS = 80.0
@@ -142,9 +242,6 @@ async def test_stalled_text_is_cut_once(
     assert len(engine.texts) == 2
 
 
-# -- the embedded voice ------------------------------------------------------------------------------------------
-
-
 class SteppedEngine(EngineLoop):
     """The part of ``SpeechEngine`` that a response needs, without a thread; each step takes virtual time."""
 
@@ -209,3 +306,94 @@ async def test_steady_text_is_one_segment_and_a_stall_ends_it(tokens_per_s: floa
     await registry.aclose()
     running.cancel()
     await asyncio.wait([running])
+
+
+SAMPLE_RATE = 24_000
+FORMATS = [Encoding.PCM_S16LE, Encoding.MP3, Encoding.AAC, Encoding.FLAC, Encoding.OGG_OPUS]
+# Of one packet of the codecs.
+TOLERANCE_S = 0.024
+FIRST, SECOND = "One two three four. ", "Five six seven eight."
+
+
+def longest_silence_s(pcm: Pcm) -> float:
+    """Inside the speech, in windows of 2 ms."""
+    windows = np.abs(pcm[: pcm.size // 48 * 48]).reshape(-1, 48).max(axis=1) > 0.02
+    loud = np.flatnonzero(windows)
+    return 0.002 * float(np.diff(loud).max() - 1)
+
+
+@contextlib.asynccontextmanager
+async def open_session(script: FakeScript, encoding: Encoding, lead_ms: int | None) -> AsyncIterator[Session]:
+    engine = FakeSpeechEngine(script)
+    await engine.start()
+    registry = SessionRegistry(engine, RegistryLimits(encoder_threads=0))
+    audio = AudioFormat(encoding=encoding, sample_rate=SAMPLE_RATE)
+    yield registry.create(settings=SpeechSettings(format=audio, lead_ms=lead_ms))
+    await registry.aclose()
+    assert_all_free(engine)
+    await engine.aclose()
+
+
+async def speak(encoding: Encoding, lead_ms: int | None) -> tuple[Pcm, list[int]]:
+    """PCM of two segments with a flush between them, and the flushes' positions."""
+    async with open_session(FakeScript(first_chunk_s=0.1), encoding, lead_ms) as opened:
+        response = opened.create_response()
+        response.push_text(FIRST)
+        response.flush()
+        response.push_text(SECOND)
+        response.end_input()
+        reading = await read(response)
+    return decoded(reading.data, encoding), [one.end_sample for one in reading.flushes]
+
+
+def decoded(data: bytes, encoding: Encoding) -> Pcm:
+    if encoding is Encoding.PCM_S16LE:
+        return np.frombuffer(data, "<i2").astype(np.float32) / 32_768
+    pcm, rate = decode(data, encoding)
+    assert rate == SAMPLE_RATE or encoding is Encoding.OGG_OPUS
+    return pcm[::2] if rate == 2 * SAMPLE_RATE else pcm
+
+
+@pytest.mark.parametrize("lead_ms", [None, 2_000])
+@pytest.mark.parametrize("encoding", FORMATS[1:])
+async def test_pause_at_a_flush_is_that_of_pcm(encoding: Encoding, lead_ms: int | None) -> None:
+    expected, expected_flushes = await speak(Encoding.PCM_S16LE, lead_ms)
+    pcm, flushes = await speak(encoding, lead_ms)
+    assert abs(longest_silence_s(pcm) - longest_silence_s(expected)) <= TOLERANCE_S
+    assert len(flushes) == len(expected_flushes) == 1
+
+
+@pytest.mark.parametrize("lead_ms", [None, 2_000])
+@pytest.mark.parametrize("encoding", FORMATS[1:])
+async def test_flush_without_further_text_releases_all_audio(encoding: Encoding, lead_ms: int | None) -> None:
+    async with open_session(FakeScript(), Encoding.PCM_S16LE, lead_ms) as opened:
+        response = opened.create_response(text=FIRST)
+        response.end_input()
+        spoken = decoded((await read(response)).data, Encoding.PCM_S16LE)
+    async with open_session(FakeScript(), encoding, lead_ms) as opened:
+        response = opened.create_response(text=FIRST)
+        response.flush()
+        reading, task = reading_task(response)
+        await asyncio.sleep(10)
+        assert len(reading.flushes) == 1
+        heard = decoded(reading.data, encoding)
+        assert np.flatnonzero(np.abs(heard) > 0.02)[-1] >= np.flatnonzero(np.abs(spoken) > 0.02)[-1]
+        response.cancel()
+        await task
+
+
+@pytest.mark.parametrize("parks_first", [False, True])
+@pytest.mark.parametrize("encoding", FORMATS)
+async def test_late_segment_does_not_hold_the_audio_before_it(encoding: Encoding, parks_first: bool) -> None:
+    """The flush is complete before the listener has played what was sent. A cancel leaves nothing behind."""
+    async with open_session(FakeScript(first_chunk_s=4.0, parks_first=parks_first), encoding, 2_000) as opened:
+        response = opened.create_response(text=FIRST)
+        response.flush()
+        response.push_text(SECOND)
+        reading, task = reading_task(response)
+        while not reading.flushes:
+            await asyncio.sleep(0.01)
+        begin_s = reading.times_s[0]
+        assert reading.times_s[-1] - begin_s <= reading.num_samples / SAMPLE_RATE
+        response.cancel()
+        await task
