@@ -40,9 +40,7 @@ def left_ms(response: Response) -> float:
     return response._ring.left_ms(now_s())
 
 
-async def test_a_segment_short_of_text_is_closed_when_little_is_left_to_hear(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_segment_short_of_text_closes_when_little_is_left(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
     reading_task(response)
     segment = response._text.open
@@ -54,46 +52,33 @@ async def test_a_segment_short_of_text_is_closed_when_little_is_left_to_hear(
     response.cancel()
 
 
-async def test_a_word_half_written_is_not_cut_in_two(registry: SessionRegistry, engine: RecordingEngine):
-    response = registry.create(settings=PACED).create_response(text=SIX_WORDS + "sev")
+@pytest.mark.parametrize(
+    ("text", "pause_s", "more", "avoid", "segments"),
+    [
+        (SIX_WORDS + "sev", 5, "en eight nine. ", True, [SIX_WORDS, "seven eight nine. "]),  # no word is cut in two
+        ("one two three ", 30, " and more ", True, ["one two three  and more "]),  # few words, and no mark
+        ("one two three four fi", 30, " and more ", True, ["one two three four fi and more "]),
+        ("Well, ", 5, "then. ", True, ["Well, ", "then. "]),  # a clause mark ends few words
+        (SIX_WORDS, 30, "seven.", False, [SIX_WORDS + "seven."]),
+    ],
+)
+async def test_late_text_begins_a_segment_where_enough_was_said(
+    registry: SessionRegistry,
+    engine: RecordingEngine,
+    text: str,
+    pause_s: float,
+    more: str,
+    avoid: bool,
+    segments: list[str],
+):
+    response = registry.create(settings=replace(PACED, avoid_dead_air=avoid)).create_response(text=text)
     _, task = reading_task(response)
-    await asyncio.sleep(5)
-    response.push_text("en eight nine. ")
+    await asyncio.sleep(pause_s)
+    response.push_text(more)
     response.end_input()
     done = (await task).done
-    assert engine.texts == [SIX_WORDS, "seven eight nine. "]
-    assert done.heard.text == SIX_WORDS + "seven eight nine. "
-
-
-@pytest.mark.parametrize("text", ["one two three ", "one two three four fi"])
-async def test_a_segment_of_few_words_and_no_mark_waits(registry: SessionRegistry, engine: RecordingEngine, text: str):
-    response = registry.create(settings=PACED).create_response(text=text)
-    _, task = reading_task(response)
-    await asyncio.sleep(30)
-    response.push_text(" and more ")
-    response.end_input()
-    await task
-    assert len(engine.texts) == 1
-
-
-async def test_a_clause_mark_lets_few_words_go(registry: SessionRegistry, engine: RecordingEngine):
-    response = registry.create(settings=PACED).create_response(text="Well, ")
-    _, task = reading_task(response)
-    await asyncio.sleep(5)
-    response.push_text("then. ")
-    response.end_input()
-    await task
-    assert engine.texts == ["Well, ", "then. "]
-
-
-async def test_with_the_rule_off_the_segment_waits(registry: SessionRegistry, engine: RecordingEngine):
-    response = registry.create(settings=replace(PACED, avoid_dead_air=False)).create_response(text=SIX_WORDS)
-    _, task = reading_task(response)
-    await asyncio.sleep(30)
-    response.push_text("seven.")
-    response.end_input()
-    await task
-    assert engine.texts == [SIX_WORDS + "seven."]
+    assert engine.texts == segments
+    assert done.heard.text == text + more
 
 
 async def test_text_in_time_keeps_the_segment_open(registry: SessionRegistry, engine: RecordingEngine):
@@ -107,7 +92,7 @@ async def test_text_in_time_keeps_the_segment_open(registry: SessionRegistry, en
     assert engine.texts == [SIX_WORDS * 7]
 
 
-async def test_what_comes_after_an_early_close_gathers_until_little_is_left_or_a_sentence_is_whole(
+async def test_text_after_an_early_close_gathers_until_little_is_left(
     registry: SessionRegistry, engine: RecordingEngine
 ):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)

@@ -20,7 +20,7 @@ from sessions.audio_track import AudioTrack
 from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.errors import SessionError, TextInputClosed
-from sessions.events import ResponseStatus
+from sessions.events import ResponseFinished, ResponseStatus
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
@@ -62,9 +62,7 @@ async def test_an_error_of_the_engine_fails_the_response(
     assert caplog.records == [], "an error of the engine is no internal error"
 
 
-async def test_a_dead_engine_fails_every_response_at_once_and_refuses_new_ones(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_dead_engine_fails_every_response_at_once(registry: SessionRegistry, engine: RecordingEngine):
     session = registry.create(settings=PACED)
     tasks = [reading_task(session.create_response(text=LONG, text_closed=True))[1] for _ in range(3)]
     await asyncio.sleep(2)
@@ -90,7 +88,7 @@ async def test_a_segment_cut_by_a_guard_is_no_error(
     assert len(engine.texts) == 4
 
 
-async def test_no_room_at_the_start_fails_the_response_with_when_to_ask_again(
+async def test_no_room_at_the_start_fails_with_a_retry_time(
     registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(engine, "_max_waiting", 0)
@@ -115,7 +113,7 @@ async def test_no_room_in_the_middle_is_waited_out(
 
 
 @pytest.mark.parametrize("settings", [PACED, BURST], ids=["paced", "burst"])
-async def test_above_the_engines_ceiling_a_reply_that_speaks_fails_with_when_to_ask_again(
+async def test_response_above_the_ceiling_fails_with_a_retry_time(
     registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch, settings: SpeechSettings
 ):
     room, counts = QueueLimits(new=2, continuing=0, for_burst=2, for_burst_of_group=2), RequestCounts()
@@ -160,9 +158,7 @@ async def test_a_burst_asks_for_one_place_until_it_is_heard(registry: SessionReg
     assert [request.segment for request in engine.requests] == [0, 1, 2, 3]
 
 
-async def test_what_cannot_be_spoken_at_its_start_takes_no_reply_past_the_door(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_unspeakable_start_takes_no_segment_number(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response(text="... !!!")
     response.flush()
     response.push_text(LONG)
@@ -190,87 +186,74 @@ def impatient(engine: RecordingEngine) -> SessionRegistry:
     return SessionRegistry(engine, RegistryLimits(encoder_threads=0, session=limits))
 
 
-async def error_of(registry: SessionRegistry, response: Response) -> tuple[str, float]:
-    looking_after = asyncio.create_task(registry.run())
+async def ending_of(registry: SessionRegistry, response: Response) -> tuple[ResponseFinished, float]:
+    """Its terminal event, and when it came, with the registry checking its limits."""
+    checking = asyncio.create_task(registry.run())
     await response._ended.wait()
-    looking_after.cancel()
-    moment_s = now_s()
+    checking.cancel()
+    ended_s = now_s()
     done = (await read(response)).done
     await response.released()
-    assert done.error is not None
-    return done.error.code, moment_s
+    return done, ended_s
 
 
-async def test_nobody_takes_the_audio(impatient: SessionRegistry):
+async def test_unread_audio_ends_the_response(impatient: SessionRegistry):
     response = impatient.create(settings=PACED).create_response(text=LONG, text_closed=True)
     await anext(response)
-    code, moment_s = await error_of(impatient, response)
-    assert code == "slow_reader"
-    assert 3 < moment_s < 5.5
+    done, ended_s = await ending_of(impatient, response)
+    assert done.error is not None
+    assert done.error.code == "slow_reader"
+    assert 3 < ended_s < 5.5
 
 
-async def test_a_slow_trickle_of_a_reader_is_borne(impatient: SessionRegistry):
-    looking_after = asyncio.create_task(impatient.run())
+async def test_slow_reader_that_goes_on_reading_is_served(impatient: SessionRegistry):
+    checking = asyncio.create_task(impatient.run())
     response = impatient.create(settings=PACED).create_response(text="Just a few words.", text_closed=True)
     async for _ in response:
         await asyncio.sleep(2)
-    looking_after.cancel()
+    checking.cancel()
     assert response._terminal is not None
     assert response._terminal.status is ResponseStatus.COMPLETED
 
 
-async def test_the_client_holds_the_playback_for_too_long(impatient: SessionRegistry):
+async def test_playback_held_too_long_ends_the_response(impatient: SessionRegistry):
     response = impatient.create(settings=PACED).create_response(text=LONG, text_closed=True)
     _, task = reading_task(response)
-    looking_after = asyncio.create_task(impatient.run())
+    checking = asyncio.create_task(impatient.run())
     while not response.is_done:
         await asyncio.sleep(0.1)
         response.report_playback(500)
-    looking_after.cancel()
-    done = (await task).done
-    assert done.error is not None
-    assert done.error.code == "slow_reader"
-    assert "playback_timeout_s" in done.error.message
+    checking.cancel()
+    error = (await task).done.error
+    assert error is not None
+    assert error.code == "slow_reader"
+    assert "playback_timeout_s" in error.message
 
 
-@pytest.mark.parametrize("text", ["", "Hello", "Hello there "])
-async def test_the_writer_never_comes_back(impatient: SessionRegistry, text: str):
-    response = impatient.create(settings=PACED).create_response(text=text)
-    _, task = reading_task(response)
-    looking_after = asyncio.create_task(impatient.run())
-    done = (await task).done
-    looking_after.cancel()
-    assert done.error is not None
-    assert done.error.code == "text_timeout"
-    assert 7 < now_s() < 12
-
-
-async def test_the_engine_makes_no_sound(impatient: SessionRegistry, engine: RecordingEngine):
-    engine.script_next(FakeScript(stalls_s={5: 1e6}))
-    response = impatient.create(settings=PACED).create_response(text=LONG, text_closed=True)
-    _, task = reading_task(response)
-    looking_after = asyncio.create_task(impatient.run())
-    done = (await task).done
-    looking_after.cancel()
-    assert done.error is not None
-    assert (done.error.code, done.error.retryable) == ("engine_timeout", True)
-
-
-async def test_a_model_that_wants_more_words_before_it_sounds_waits_for_the_writer(
-    impatient: SessionRegistry, engine: RecordingEngine
+@pytest.mark.parametrize(
+    ("text", "text_closed", "script", "code"),
+    [
+        ("", False, FakeScript(), "text_timeout"),
+        ("Hello", False, FakeScript(), "text_timeout"),
+        ("Hello there ", False, FakeScript(), "text_timeout"),
+        ("Sure, one ", False, FakeScript(first_chunk_s=1e6), "text_timeout"),
+        ("Sure, one ", True, FakeScript(first_chunk_s=1e6), "engine_timeout"),
+        (LONG, True, FakeScript(stalls_s={5: 1e6}), "engine_timeout"),
+    ],
+)
+async def test_silent_writer_or_engine_ends_the_response(
+    impatient: SessionRegistry, engine: RecordingEngine, text: str, text_closed: bool, script: FakeScript, code: str
 ):
-    engine.script_next(FakeScript(first_chunk_s=1e6))
-    code, _ = await error_of(impatient, impatient.create(settings=PACED).create_response(text="Sure, one "))
-    assert code == "text_timeout"
-
-
-async def test_a_model_that_has_all_words_and_makes_no_sound_does_not(
-    impatient: SessionRegistry, engine: RecordingEngine
-):
-    engine.script_next(FakeScript(first_chunk_s=1e6))
-    response = impatient.create(settings=PACED).create_response(text="Sure, one ", text_closed=True)
-    code, _ = await error_of(impatient, response)
-    assert code == "engine_timeout"
+    engine.script_next(script)
+    response = impatient.create(settings=PACED).create_response(text=text, text_closed=text_closed)
+    reading, task = reading_task(response)
+    checking = asyncio.create_task(impatient.run())
+    error = (await task).done.error
+    checking.cancel()
+    assert error is not None
+    assert (error.code, error.retryable) == (code, code == "engine_timeout")
+    if not reading.audio:
+        assert (7 if code == "text_timeout" else 9) < now_s() < 14
 
 
 @types.coroutine
@@ -358,9 +341,7 @@ async def test_response_ends_when_its_task_is_cancelled(registry: SessionRegistr
     assert_all_free(engine)
 
 
-async def test_a_session_closed_at_any_await_of_its_user_leaves_nothing(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_session_closed_at_any_await_leaves_nothing(registry: SessionRegistry, engine: RecordingEngine):
     num_hits = 0
     for at in range(SUSPENSIONS):
         hits = interrupt_tasks("live_with_it", at)
@@ -400,7 +381,7 @@ async def test_a_client_that_vanishes_at_any_moment_leaves_nothing(
     await asyncio.wait([conversation])
 
 
-def test_the_limits_of_tests_are_those_of_the_product_but_for_threads():
+def test_limits_of_tests_are_the_defaults_but_for_threads():
     assert replace(LIMITS, encoder_threads=1) == RegistryLimits()
     assert SpeechSettings(format=PACED.format) == PACED
 

@@ -42,7 +42,7 @@ def spoken(*segments: tuple[str, int], complete: bool = True) -> ResponseTimelin
 
 
 @given(st.lists(st.tuples(st.text(max_size=30), st.integers(0, 5)), max_size=4), st.floats(0, 30), st.booleans())
-def test_heard_and_remaining_make_up_the_text_and_the_cut_is_no_word_s_middle(segments, played_s, complete):
+def test_heard_and_remaining_make_up_the_text(segments, played_s, complete):
     told = spoken(*segments, complete=complete)
     text = "".join(text for text, _ in segments)
     heard = told.heard_text(int(played_s * RATE))
@@ -57,7 +57,7 @@ def test_more_played_is_never_less_heard(segments, moments):
     assert lengths == sorted(lengths)
 
 
-def test_a_word_counts_as_heard_once_its_last_sound_is_over_with_the_marks_on_it():
+def test_word_is_heard_when_its_last_sound_is_over():
     told = spoken(("one, two... ten", 15))
     assert told.heard_text(3 * RATE - 1).text == ""
     assert told.heard_text(3 * RATE).text == "one,"
@@ -86,7 +86,7 @@ def test_what_is_known_of_a_segment_that_is_stopped_stays_known():
     assert told.heard_text(played).text == "and"
 
 
-def test_what_the_normaliser_wrote_counts_as_spoken_and_the_clients_words_are_told():
+def test_heard_text_of_normalized_words_is_the_clients():
     told = ResponseTimeline(RATE, UniformAligner)
     told.append_text("It cost $1,250 in May.")
     segment = told.begin_segment(0)
@@ -276,7 +276,7 @@ async def cut_after(
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("cut_s", [0.05, 1.0, 3.1, 5.2])
 @pytest.mark.parametrize("speed", [1.0, 1.5])
-async def test_an_interruption_tells_what_was_heard_as_if_words_had_been_followed(
+async def test_interruption_reports_as_aligning_at_once_would(
     engine: RecordingEngine, cut_s: float, speed: float
 ) -> None:
     settings = replace(PACED, speed=speed)
@@ -287,7 +287,7 @@ async def test_an_interruption_tells_what_was_heard_as_if_words_had_been_followe
 
 
 @pytest.mark.virtual_time
-async def test_a_response_that_nobody_interrupts_is_never_looked_through(
+async def test_uninterrupted_response_is_never_aligned(
     engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(sample_rate: int) -> None:

@@ -161,7 +161,7 @@ async def test_a_client_that_pauses_gets_no_more_than_the_lead(registry: Session
     assert reading.done.status is ResponseStatus.COMPLETED
 
 
-async def test_a_client_that_claims_to_be_ahead_is_not_believed_beyond_reason(registry: SessionRegistry):
+async def test_playback_reports_ahead_are_limited(registry: SessionRegistry):
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     reading, task = reading_task(response)
     for _ in range(100):
@@ -215,7 +215,7 @@ async def read_rest(response) -> None:
         pass
 
 
-async def test_tokens_that_a_model_left_out_are_counted_over_all_segments(
+async def test_skipped_tokens_are_counted_over_all_segments(
     registry: SessionRegistry, engine: RecordingEngine, metrics: CountingMetrics
 ):
     engine.script = FakeScript(num_skipped_tokens=7)

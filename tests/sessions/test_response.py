@@ -91,9 +91,7 @@ async def test_text_fed_by_the_character_sounds_like_text_fed_at_once(
     assert [text.rstrip() for text in engine.texts] == texts * 2
 
 
-async def test_the_first_word_goes_to_the_engine_with_the_space_behind_it(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_first_word_goes_to_the_engine_with_its_space(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response()
     for piece in ("Hel", "lo"):
         response.push_text(piece)
@@ -137,9 +135,7 @@ async def test_signs_between_words_do_not_hold_the_words_up(registry: SessionReg
     response.cancel()
 
 
-async def test_a_flush_speaks_what_is_there_and_says_when_it_is_all_out(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_flush_speaks_all_text_and_reports_its_end(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=BURST).create_response(text="One two")
     reading, task = reading_task(response)
     assert response.flush() == 0
@@ -188,7 +184,7 @@ async def test_a_flush_of_nothing_is_answered(registry: SessionRegistry):
     response.cancel()
 
 
-async def test_text_and_flush_after_the_end_are_refused_and_a_second_end_is_not(registry: SessionRegistry):
+async def test_text_and_flush_after_the_end_are_refused(registry: SessionRegistry):
     response = registry.create(settings=BURST).create_response(text="One.", text_closed=True)
     response.end_input()
     with pytest.raises(TextInputClosed, match="has ended"):
@@ -226,9 +222,7 @@ async def test_a_long_text_is_read_only_as_far_as_it_is_spoken(registry: Session
     await task
 
 
-async def test_no_audio_after_cancel_and_everything_is_free_at_released(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_no_audio_follows_a_cancel_and_all_is_free(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     reading, task = reading_task(response)
     await asyncio.sleep(3)
@@ -248,7 +242,7 @@ async def test_no_audio_after_cancel_and_everything_is_free_at_released(
     assert reading.done.status is ResponseStatus.CANCELLED
 
 
-async def test_a_cancel_between_waking_the_reader_and_its_turn_is_heeded(registry: SessionRegistry):
+async def test_cancel_before_the_woken_reader_runs_is_effective(registry: SessionRegistry):
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     waiting = asyncio.ensure_future(anext(response))
     while not response._reader._is_set:  # the sound is there, and the reader is about to run
@@ -296,9 +290,7 @@ async def test_what_was_heard_can_be_asked_after_the_end(registry: SessionRegist
     response.cancel()
 
 
-async def test_time_to_first_audio_runs_from_the_delta_that_made_the_first_word_final(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_time_to_first_audio_runs_from_the_delta_of_its_word(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response()
     _, task = reading_task(response)
     for delta in ("Hel", "lo", " wor"):
@@ -309,9 +301,7 @@ async def test_time_to_first_audio_runs_from_the_delta_that_made_the_first_word_
     assert (await task).done.first_audio_ms == pytest.approx(100, abs=6)
 
 
-async def test_a_segment_cut_short_by_the_engine_leaves_the_rest_to_be_spoken(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_text_after_a_segment_the_engine_ended_is_spoken(registry: SessionRegistry, engine: RecordingEngine):
     engine.script_next(FakeScript(end_at_frame=3))
     response = registry.create(settings=BURST).create_response(text="one two three four five ")
     _, task = reading_task(response)

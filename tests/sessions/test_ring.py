@@ -107,7 +107,7 @@ def test_burst_leaves_at_once() -> None:
     assert run(pacer(lead_ms=None), 1_000, ms(80)) == [0.0] * 1_000
 
 
-def test_a_message_longer_than_the_lead_waits_until_all_else_is_played() -> None:
+def test_message_longer_than_the_lead_waits_for_playback() -> None:
     assert run(pacer(lead_ms=50, start_delay_ms=0), 3, ms(80)) == pytest.approx([0, 0.08, 0.16])
 
 

@@ -72,7 +72,7 @@ def test_any_cut_gives_the_same_segments(text: str, places: list[int], normalize
 
 
 @given(TEXT, st.booleans())
-def test_segments_close_and_follow_each_other_in_the_clients_text(text: str, normalize: bool):
+def test_segments_close_and_follow_each_other_in_the_text(text: str, normalize: bool):
     timeline = ResponseTimeline(24_000)
     track = TextTrack(timeline, normalize)
     track.push(text, 0.0)
@@ -144,7 +144,7 @@ def test_flushes_keep_their_place():
     ]
 
 
-def test_an_early_close_keeps_the_unfinished_word_for_the_next_segment():
+def test_early_close_leaves_the_unfinished_word_to_the_next():
     track = TextTrack(ResponseTimeline(24_000), normalize=False)
     track.push("One two thr", 0.0)
     (first,) = pop_all(track)
@@ -335,9 +335,7 @@ async def test_create_cancel_loop_leaves_room_for_others(
     reads.check(normalize=True)
 
 
-async def test_sessions_take_turns_whatever_number_of_responses_they_have(
-    registry: SessionRegistry, reads: Reads
-) -> None:
+async def test_sessions_take_turns_whatever_they_ask_for(registry: SessionRegistry, reads: Reads) -> None:
     many, one = (registry.create(settings=NORMALIZED) for _ in range(2))
     responses = [many.create_response(text=text_of("( ) "), text_closed=True) for _ in range(8)]
     responses.append(one.create_response(text=text_of("( ) "), text_closed=True))

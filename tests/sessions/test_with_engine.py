@@ -52,7 +52,7 @@ async def test_it_speaks_in_packets_that_decode(engine: SpeechEngine):
     await registry.aclose()
 
 
-async def test_many_responses_streamed_cancelled_and_dropped_leave_it_free(engine: SpeechEngine):
+async def test_streamed_and_cancelled_responses_leave_all_free(engine: SpeechEngine):
     registry = SessionRegistry(engine)
     sessions = [registry.create(settings=SETTINGS) for _ in range(6)]
     responses = [session.create_response() for session in sessions]

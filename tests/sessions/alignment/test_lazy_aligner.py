@@ -63,9 +63,7 @@ def chunk(number: int) -> np.ndarray:
     st.booleans(),
 )
 @settings(deadline=None, max_examples=15)
-def test_questions_at_any_moment_are_answered_as_if_all_had_been_looked_through_at_once(
-    text_moments, questions, max_bytes, finishes
-):
+def test_late_answers_equal_those_of_aligning_at_once(text_moments, questions, max_bytes, finishes):
     (asked_late, _), at_once = late(max_bytes), letters()
     places = [0, len(TEXT) // 3, 2 * len(TEXT) // 3, len(TEXT)]
     texts = dict(zip(sorted(text_moments), [TEXT[a:b] for a, b in itertools.pairwise(places)], strict=True))
@@ -85,7 +83,7 @@ def test_questions_at_any_moment_are_answered_as_if_all_had_been_looked_through_
     assert asked_late.bounds == at_once.estimate()
 
 
-def test_nothing_is_made_until_somebody_asks_and_nothing_is_kept_after():
+def test_aligner_is_made_when_asked_and_keeps_nothing_after():
     made: list[Aligner] = []
     aligner, backlog = late(make=lambda: made.append(letters()) or made[-1])
     aligner.add_text(TEXT)
@@ -98,7 +96,7 @@ def test_nothing_is_made_until_somebody_asks_and_nothing_is_kept_after():
     assert backlog.num_bytes == aligner.num_pending_bytes == 0
 
 
-def test_beyond_the_limit_the_oldest_is_looked_through_as_more_comes():
+def test_oldest_audio_is_aligned_beyond_the_limit():
     backlog = AlignmentBacklog(10 * CHUNK * 4)
     first, second = (LazyAligner(partial(UniformAligner, RATE), backlog) for _ in range(2))
     for aligner in (first, second):
@@ -109,7 +107,7 @@ def test_beyond_the_limit_the_oldest_is_looked_through_as_more_comes():
     assert (first.num_pending_bytes, second.num_pending_bytes) == (0, backlog.max_bytes)
 
 
-def test_without_a_limit_above_nothing_speech_is_looked_through_as_it_comes():
+def test_audio_is_aligned_as_it_comes_with_a_limit_of_zero():
     aligner, backlog = late(0)
     aligner.add_text(TEXT)
     aligner.push(PCM)
@@ -322,7 +320,7 @@ async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
     assert line.num_pending_bytes == 0
 
 
-async def test_a_thread_that_is_quicker_leaves_nothing_that_others_wait_behind(
+async def test_quicker_thread_leaves_nothing_to_wait_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moments, aligner = IdleAlignmentBacklog(ENOUGH), Watched()

@@ -45,7 +45,7 @@ def test_no_other_way_is_likelier(seed, num_units, num_steps):
 
 @given(st.integers(0, 2**31), st.integers(2, 100), st.lists(st.integers(1, 20), max_size=10))
 @settings(deadline=None)
-def test_text_that_comes_in_pieces_before_the_speech_makes_no_difference(seed, num_units, cuts):
+def test_text_in_pieces_before_the_audio_gives_the_same_path(seed, num_units, cuts):
     units, scores = drawn(seed, num_units, 50)
     path, at = ViterbiPath(NUM_SOUNDS), 0
     for size in [*cuts, num_units]:

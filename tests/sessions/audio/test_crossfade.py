@@ -290,7 +290,7 @@ def test_in_the_last_segment_nothing_is_held_back() -> None:
     assert joiner.push(noise(10)).size == 10
 
 
-def test_equal_power_keeps_the_level_of_speech_that_does_not_correlate() -> None:
+def test_equal_power_keeps_the_level_of_uncorrelated_audio() -> None:
     first, second = noise(4000, seed=1), noise(4000, seed=2)
     middle = slice(1900, 2100)
     level = {fade: float(np.std(crossfade_join(first, second, 4000, fade)[middle])) for fade in Fade}
@@ -391,7 +391,7 @@ def test_seams_that_cannot_be_measured_are_refused() -> None:
 
 
 @pytest.mark.parametrize("fade", Fade)
-def test_joining_takes_the_click_out_of_segments_cut_in_mid_speech(fade: Fade) -> None:
+def test_joining_removes_the_click_of_cuts_in_mid_speech(fade: Fade) -> None:
     """The spectrum still changes there: it is other speech."""
     sample_rate, overlap = 24_000, 480
     segments = [speech_like(12_000, sample_rate, seed) for seed in range(20, 40)]

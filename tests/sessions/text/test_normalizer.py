@@ -237,7 +237,7 @@ def test_years(value: int, expected: str) -> None:
 
 
 @given(st.text(alphabet="0123456789", min_size=1, max_size=40))
-def test_grouped_digits_are_the_same_digits_in_groups_of_three_to_five(run: str) -> None:
+def test_grouped_digits_are_the_digits_in_groups_of_3_to_5(run: str) -> None:
     spoken = grouped_digits(run)
     assert spoken.replace(",", "") == digits(run)
     if len(run) > 5:
@@ -379,9 +379,7 @@ def test_spans_cover_the_text_and_never_go_back(parts: list[tuple[str, int, int]
 
 
 @given(parts=piece_lists, at=places)
-def test_cut_and_joined_it_is_the_same_text_over_the_same_raw_range(
-    parts: list[tuple[str, int, int]], at: list[int]
-) -> None:
+def test_cut_and_joined_text_covers_the_same_raw_range(parts: list[tuple[str, int, int]], at: list[int]) -> None:
     spanned = rewritten(parts)
     lengths = [len(piece) for piece in cut(spanned.text, at)]
     ranges = [(sum(lengths[:number]), sum(lengths[: number + 1])) for number in range(len(lengths))]

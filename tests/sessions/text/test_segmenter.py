@@ -72,7 +72,7 @@ def test_nothing_but_white_space_between_segments_is_lost(text: str) -> None:
 
 
 @given(text=raw_texts)
-def test_a_segment_begins_with_a_visible_character_and_is_bounded(text: str) -> None:
+def test_segment_begins_with_a_visible_character_and_is_bounded(text: str) -> None:
     for segment in texts(text):
         assert segment[0] not in WHITE_SPACE
         visible = [character for character in segment if character not in WHITE_SPACE]
@@ -212,7 +212,7 @@ def test_scripts_of_many_tokens_make_short_segments(text: str) -> None:
     assert max(len(segment.encode()) - segment.count(" ") for segment in found) <= 200
 
 
-def test_what_models_know_well_is_cut_as_without_a_limit_of_tokens() -> None:
+def test_common_scripts_are_cut_as_without_a_token_limit() -> None:
     for text in ("One may say, and many do, that this is so. " * 30, "今天天气很好，我们去公园散步吧。" * 30):
         assert texts(text, SegmenterSettings(max_segment_tokens=200)) == texts(text, SegmenterSettings())
 

@@ -131,7 +131,7 @@ def test_sounds_looked_at_together_are_what_they_are_alone(speech: Pcm) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.001, 0.01])
-def test_a_voice_is_noticed_as_soon_when_the_noise_before_it_is_not_looked_at(speech: Pcm, noise: float) -> None:
+def test_voice_is_noticed_as_soon_after_skipped_noise(speech: Pcm, noise: float) -> None:
     rng = np.random.default_rng(2)
     line = np.concatenate([np.zeros(3 * RATE, np.float32), speech])
     data = pcm_to_mulaw((line + noise * rng.standard_normal(line.size)).astype(np.float32))
@@ -140,7 +140,7 @@ def test_a_voice_is_noticed_as_soon_when_the_noise_before_it_is_not_looked_at(sp
     assert abs(found[0] - shown_all[0]) <= PACKET
 
 
-def test_a_voice_that_begins_as_a_louder_noise_ends_is_noticed_soon(speech: Pcm) -> None:
+def test_voice_is_noticed_soon_after_a_louder_noise(speech: Pcm) -> None:
     """Eight dB louder: the noise at -20, the voice at -28. Twelve lines of it."""
     voice = speech[START:][np.argmax(np.abs(speech[START:]) > 0.02) :]
     voice = voice * np.float32(10 ** ((-28 - level_db(voice)) / 20))
@@ -189,7 +189,7 @@ def test_while_we_speak_nothing_is_missed(asked: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("num", [1, 8, 40])
-def test_many_that_missed_much_are_caught_up_on_a_little_at_a_time(asked: list[bytes], num: int) -> None:
+def test_missed_windows_are_replayed_a_few_at_a_time(asked: list[bytes], num: int) -> None:
     ears = [BargeInDetector("mulaw", RATE, BargeInSettings()) for _ in range(num)]
     for ear in ears:
         noticed(ear, hiss(2.048, 0.0001), 256)

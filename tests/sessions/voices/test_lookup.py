@@ -94,7 +94,7 @@ async def test_a_voice_for_another_model_is_refused(registry: SessionRegistry, s
     assert refused.value.param == "voice"
 
 
-async def test_a_voice_with_other_codebooks_is_refused_where_embeddings_are_alike(store: VoiceStore) -> None:
+async def test_voice_with_other_codebooks_is_refused(store: VoiceStore) -> None:
     info = msgspec.structs.replace(CLONING, num_codebooks=2 * NUM_CODEBOOKS)
     with pytest.raises(InvalidRequest, match=r"'ann' .*: its codes have 4 codebooks, fake takes 8") as refused:
         resolve_stored_voice(replace(BURST, voice="ann"), "alice", info, store)
