@@ -32,16 +32,15 @@ from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk
 from engine.config import EngineConfig
 from engine.load import CPU_THREADS, use_graphs
 from engine.models.base import Family
-from engine.models.cosyvoice3.config import CosyVoice3Config
+from engine.models.cosyvoice3.config import BACKBONE_FOLDER, CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
-from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask
+from engine.models.cosyvoice3.flow_memory import BlockSequence, FlowBlockTask
 from engine.models.cosyvoice3.hift import NO_END, Hift
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.pipelined import make_frames
-from engine.models.cosyvoice3.read_config import BACKBONE_FOLDER
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings, VocoderSettings
-from engine.models.cosyvoice3.speech_lm import SpeechLM
+from engine.models.cosyvoice3.talker import SpeechLM
+from engine.models.cosyvoice3.talker_program import make_frames
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
 from engine.runtime.engine import Engine
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3

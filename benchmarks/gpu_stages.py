@@ -30,7 +30,7 @@ from benchmarks.roofline import Roofline
 from engine.config import EngineConfig
 from engine.load import build_pipelined_engine
 from engine.models.qwen3_tts.codec_program import CodecProgram
-from engine.models.qwen3_tts.frame_inputs import FrameInputs
+from engine.models.qwen3_tts.frame_program import FrameInputs
 from engine.models.qwen3_tts.load import build_family
 from engine.runtime.pipelined_engine import PipelinedEngine
 

@@ -25,7 +25,7 @@ from engine.config import EngineConfig
 from engine.load import choose_device, choose_dtype
 from engine.models.base import Family
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.inspect import parts
+from engine.models.qwen3_tts.load import parts
 from engine.models.registry import load_family
 from tests.fakes import checkpoints
 

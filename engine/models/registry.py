@@ -42,10 +42,10 @@ def inspect_model(folder: Path) -> CheckpointReport:
     """What the folder holds, all of it checked and none of it loaded. Raises ``CheckpointError``."""
     family = _family(folder)
     if family == "cosyvoice3":
-        from engine.models.cosyvoice3.inspect import inspect as inspect_cosyvoice3
+        from engine.models.cosyvoice3.load import inspect as inspect_cosyvoice3
 
         return inspect_cosyvoice3(folder)
-    from engine.models.qwen3_tts.inspect import inspect as inspect_qwen3_tts
+    from engine.models.qwen3_tts.load import inspect as inspect_qwen3_tts
 
     return inspect_qwen3_tts(folder)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.models.cosyvoice3.config import CosyTalkerConfig, CosyVoice3Config, FlowConfig, HiftConfig
-from engine.models.cosyvoice3.f0 import F0Predictor
+from engine.models.cosyvoice3.hift_source import F0Predictor
 from tests.engine.text.tokenizer_folder import train
 from tests.fakes.cosyvoice3_dims import TINY
 from tests.fakes.cosyvoice3_tensors import Shapes, flow_shapes, hift_shapes, normed_hift_shapes, talker_shapes

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.cosyvoice3.config import CosyVoice3Config
-from engine.models.cosyvoice3.read_config import read_config
+from engine.models.cosyvoice3.config import CosyVoice3Config, read_config
 from tests.fakes.cosyvoice3_checkpoint import WEIGHT_NORMS, write_cosyvoice3
 from tests.fakes.cosyvoice3_dims import TINY
 from tests.fakes.cosyvoice3_tensors import flow_shapes, hift_shapes, normed_hift_shapes, talker_shapes

@@ -21,8 +21,7 @@ from engine.load import make_stage
 from engine.models.base import AwaitText, Family
 from engine.models.qwen3_tts.load import load_family
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.prompt import PromptPosition
-from engine.models.qwen3_tts.sequence import QwenSequence
+from engine.models.qwen3_tts.prompt import PromptPosition, QwenSequence
 from engine.runtime.engine import Engine
 from tests.engine.engine_harness import EngineHarness
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint

@@ -19,23 +19,22 @@ from torch import Tensor
 from engine.memory.block_pool import BlockPool
 from engine.models.base import DecodedAudio, VoiceReference
 from engine.models.cosyvoice3.flow import LOOK_BACK_TOKENS, Flow
-from engine.models.cosyvoice3.flow_blocks import (
+from engine.models.cosyvoice3.flow_memory import (
     BlockSequence,
     FlowBlockTask,
+    FlowPagePool,
+    FlowPageStore,
     PromptSequence,
     StreamSequence,
+    num_pages,
     select_blocks,
 )
-from engine.models.cosyvoice3.flow_ops import select_flow_ops
-from engine.models.cosyvoice3.flow_page_pool import FlowPagePool
-from engine.models.cosyvoice3.flow_page_store import FlowPageStore, num_pages
-from engine.models.cosyvoice3.flow_runner import FlowRunner, prompt_of
+from engine.models.cosyvoice3.flow_program import FlowRunner, prompt_of
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
-from engine.models.cosyvoice3.hift_batch import HiftBatch
-from engine.models.cosyvoice3.hift_graphs import HiftGraphs, common_lengths
-from engine.models.cosyvoice3.pcm_transfers import PcmTransfers
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
-from engine.models.cosyvoice3.voice_prompt import FLOW_REST
+from engine.models.cosyvoice3.vocoder_stage import HiftBatch, HiftGraphs, PcmTransfers, common_lengths
+from engine.models.cosyvoice3.voice import FLOW_REST
+from engine.ops.flow import select_flow_ops
 from engine.program.buffers import DeviceEvent
 
 NO_PCM = np.zeros(0, dtype=np.float32)

@@ -1,9 +1,9 @@
 """Mel to PCM: the vocoder CausalHiFTGenerator, exact in one pass and exact in pieces (specs/cosyvoice3.md 5).
 
-``one_pass`` is the slow reference: a whole mel, torch's STFT and its inverse. ``forward`` moves rows of any progress on
-by some frames each, with everything that they need of their past in a state of fixed size. It works ``LEAD_FRAMES``
-behind the mel, and its PCM comes ``WITHHELD_FRAMES`` behind: pitch looks ahead, the network does, and neighbouring
-spectra overlap.
+``forward_offline`` is the slow reference: a whole mel, torch's STFT and its inverse. ``forward`` moves rows of any
+progress on by some frames each, with everything that they need of their past in a state of fixed size. It works
+``LEAD_FRAMES`` behind the mel, and its PCM comes ``WITHHELD_FRAMES`` behind: pitch looks ahead, the network does, and
+neighboring spectra overlap.
 """
 
 from __future__ import annotations
@@ -15,17 +15,102 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.streaming import assign_state
-from engine.models.cosyvoice3 import f0
+from engine.layers.streaming import StatefulLayer, assign_state
 from engine.models.cosyvoice3.config import HiftConfig
-from engine.models.cosyvoice3.f0 import F0Predictor
-from engine.models.cosyvoice3.harmonic_source import HarmonicSource
-from engine.models.cosyvoice3.hift_layers import DownConv, LeftConv, RepeatConv, ResBlock, StateSlice
-from engine.models.cosyvoice3.matrix_stft import MatrixStft
+from engine.models.cosyvoice3.hift_source import (
+    PITCH_LOOK_RIGHT_FRAMES,
+    PITCH_PAST_FRAMES,
+    F0Predictor,
+    HarmonicSource,
+    MatrixStft,
+)
+
+
+class LeftConv(StatefulLayer):
+    """Output t reads inputs up to t; zeros stand before the first."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int, dilation: int = 1) -> None:
+        super().__init__(channels_in, (kernel - 1) * dilation)
+        self.dilation = dilation
+        self.weight = nn.Parameter(torch.empty(channels_out, channels_in, kernel))
+        self.bias = nn.Parameter(torch.empty(channels_out))
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        return F.conv1d(self.concat_state(x, state), self.weight, self.bias, dilation=self.dilation)
+
+
+class RepeatConv(StatefulLayer):
+    """Every input ``rate`` times, then a causal convolution: not the transposed one of other vocoders."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int, rate: int) -> None:
+        super().__init__(channels_in, math.ceil((kernel - 1) / rate))
+        self.rate, self.kernel = rate, kernel
+        self.weight = nn.Parameter(torch.empty(channels_out, channels_in, kernel))
+        self.bias = nn.Parameter(torch.empty(channels_out))
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        repeated = self.concat_state(x, state).repeat_interleave(self.rate, dim=-1)
+        spare = self.context * self.rate - (self.kernel - 1)
+        return F.conv1d(repeated[..., spare:], self.weight, self.bias)
+
+
+class StateSlice(StatefulLayer):
+    """A slice of the state that is read and written by hand: [R, width, context]."""
+
+    def of(self, state: Tensor) -> Tensor:
+        return state[:, self.offset : self.offset + self.num_state_values].view(-1, self.width, self.context)
+
+
+class HiftSnake(nn.Module):
+    """x + sin(alpha x)^2 / (alpha + 1e-9), alpha per channel, stored as it is."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = self.alpha[:, None]
+        return torch.addcmul(x, torch.sin(x * alpha).square(), 1 / (alpha + 1e-9))
+
+
+class ResBlock(nn.Module):
+    """For each dilation: x += conv(snake(dilated conv(snake(x))))."""
+
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(LeftConv(channels, channels, kernel, dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(LeftConv(channels, channels, kernel) for _ in dilations)
+        self.activations1 = nn.ModuleList(HiftSnake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(HiftSnake(channels) for _ in dilations)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
+        for snake, dilated, second_snake, plain in layers:
+            x = x + plain(second_snake(dilated(snake(x), state)), state)
+        return x
+
+
+class DownConv(nn.Module):
+    """Windows of 2 * rate inputs every ``rate``: output m reads inputs m * rate - (rate - 1) .. (m + 1) * rate."""
+
+    def __init__(self, channels_in: int, channels_out: int, rate: int) -> None:
+        super().__init__()
+        self.rate = rate
+        self.weight = nn.Parameter(torch.empty(channels_out, channels_in, 2 * rate if rate > 1 else 1))
+        self.bias = nn.Parameter(torch.empty(channels_out))
+
+    @property
+    def num_past(self) -> int:
+        return self.rate - 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, in, past + ...] with its ``num_past`` earlier inputs."""
+        return F.conv1d(x, self.weight, self.bias, stride=self.rate)
+
 
 # Of the first convolution; the pitch looks three ahead, and neighbouring spectra overlap into one more.
 LOOK_RIGHT_FRAMES = 4
-WITHHELD_FRAMES = LOOK_RIGHT_FRAMES + f0.LOOK_RIGHT_FRAMES + 1
+WITHHELD_FRAMES = LOOK_RIGHT_FRAMES + PITCH_LOOK_RIGHT_FRAMES + 1
 # Mel frames that only enter the state before the first is worked on.
 LEAD_FRAMES = WITHHELD_FRAMES - 1
 # Marks an utterance whose number of frames is not known yet.
@@ -130,7 +215,7 @@ class Hift(nn.Module):
         num_new, first = mel.shape[-1], state.num_frames.clone()
         window = self.past.mel.concat_state(mel, state.values)
         spectrum = self.excite(window, first, end, state)
-        ahead = window[..., f0.PAST_FRAMES : f0.PAST_FRAMES + num_new + self.config.look_right_frames]
+        ahead = window[..., PITCH_PAST_FRAMES : PITCH_PAST_FRAMES + num_new + self.config.look_right_frames]
         x = self.conv_pre(ahead)
         for stage, down in enumerate(self.source_downs):
             x = self.upsample(stage, x, state.values)
@@ -147,8 +232,10 @@ class Hift(nn.Module):
     def excite(self, window: Tensor, first: Tensor, end: Tensor, state: HiftState) -> Tensor:
         """mel [B, bins, 8 + n + 7] around the frames -> spectra of the source, with those that the first stage looks
         back to and the one it looks ahead to [B, n_fft + 2, 14 + 120 n + 1]."""
-        num_new = window.shape[-1] - f0.PAST_FRAMES - LEAD_FRAMES
-        pitch = self.f0_predictor.window(window[..., : f0.PAST_FRAMES + num_new + 1 + f0.LOOK_RIGHT_FRAMES], first)
+        num_new = window.shape[-1] - PITCH_PAST_FRAMES - LEAD_FRAMES
+        pitch = self.f0_predictor.window(
+            window[..., : PITCH_PAST_FRAMES + num_new + 1 + PITCH_LOOK_RIGHT_FRAMES], first
+        )
         excitation, phase = self.m_source(pitch, state.phase, first)
         state.phase.copy_(phase[:, num_new - 1])
         whole = excitation.flatten(1)
@@ -215,7 +302,7 @@ class HiftStateLayers(nn.Module):
         super().__init__()
         hop, overlap = config.istft_hop, config.istft_n_fft - config.istft_hop
         furthest = (down_rates(config)[0] - 1) * hop + config.istft_n_fft // 2
-        self.mel = StateSlice(config.mel_bins, f0.PAST_FRAMES + LEAD_FRAMES)
+        self.mel = StateSlice(config.mel_bins, PITCH_PAST_FRAMES + LEAD_FRAMES)
         self.source = StateSlice(1, furthest)
         self.shifted = StateSlice(config.base_channels >> len(config.upsample_rates), 1)
         self.overlap = StateSlice(2, overlap)

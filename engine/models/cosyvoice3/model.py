@@ -25,17 +25,19 @@ from engine.models.base import (
     TokenQueue,
     VoiceReference,
 )
-from engine.models.cosyvoice3.bistream import Bistream
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW, CosyVoice3Config
-from engine.models.cosyvoice3.instructions import known_sentence
-from engine.models.cosyvoice3.prompt import CosyPromptBuilder
-from engine.models.cosyvoice3.ras import RasParams, sample
-from engine.models.cosyvoice3.sequence import CosySequence, SamplingPhase
+from engine.models.cosyvoice3.prompt import (
+    Bistream,
+    CosyPromptBuilder,
+    CosySequence,
+    RasParams,
+    SamplingPhase,
+    known_sentence,
+)
 from engine.models.cosyvoice3.settings import TalkerSettings
-from engine.models.cosyvoice3.speech_lm import SpeechLM
-from engine.models.cosyvoice3.stop_rules import StopRules
+from engine.models.cosyvoice3.talker import SpeechLM, StopRules, sample
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
-from engine.models.cosyvoice3.voice_prompt import CosyVoiceCache, VoicePrompt
+from engine.models.cosyvoice3.voice import CosyVoiceCache, VoicePrompt
 from engine.ops.noise import NoiseSource, PhiloxNoise
 
 # Which it was trained on. It hears from the text which one it is: the choice changes nothing.

@@ -1,4 +1,4 @@
-"""Text to ids: Qwen2's byte pairs, and what CosyVoice3 has added to them: sounds, phonemes, pinyin (spec 6.1)."""
+"""Text to ids: Qwen2's byte pairs, and the tokens that CosyVoice3 adds: sounds, phonemes, pinyin (spec 6.1)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.models.cosyvoice3.special_tokens import CONTROLS, END_OF_PROMPT, SPECIAL_TOKENS
 from engine.text.tokenizer import BytePairTokenizer, IncrementalEncoder, IncrementalTokenizer
 from engine.text.tokenizer_files import read_json, read_merges, read_vocab
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_PROMPT = "<|endofprompt|>"
+# They separate the parts of a prompt; text must not contain them.
+STRUCTURE = (END_OF_TEXT, "<|im_start|>", "<|im_end|>", END_OF_PROMPT)
+END_OF_SYSTEM = "<|endofsystem|>"
+
+SOUNDS = (
+    "[breath] <strong> </strong> [noise] [laughter] [cough] [clucking] [accent] [quick_breath] <laughter> </laughter> "
+    "[hissing] [sigh] [vocalized-noise] [lipsmack] [mn]"
+).split()
+
+_VOWELS = "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW".split()
+_CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH".split()
+# Of CMU's dictionary.
+PHONEMES = sorted([*_CONSONANTS, *(vowel + stress for vowel in _VOWELS for stress in ("", "0", "1", "2"))])
+
+# Initials, and finals with their tones.
+PINYIN = (
+    "a ai an ang ao b c ch d e ei en eng f g h i ian in ing iu ià iàn iàng iào iá ián iáng iáo iè ié iòng ióng iù iú "
+    "iā iān iāng iāo iē iě iōng iū iǎ iǎn iǎng iǎo iǒng iǔ j k l m n o ong ou p q r s sh t u uang ue un uo uà uài uàn "
+    "uàng uá uái uán uáng uè ué uì uí uò uó uā uāi uān uāng uē uě uī uō uǎ uǎi uǎn uǎng uǐ uǒ vè w x y z zh à ài àn "
+    "àng ào á ái án áng áo è èi èn èng èr é éi én éng ér ì ìn ìng í ín íng ò òng òu ó óng óu ù ùn ú ún ā āi ān āng āo "
+    "ē ēi ēn ēng ě ěi ěn ěng ěr ī īn īng ō ōng ōu ū ūn ǎ ǎi ǎn ǎng ǎo ǐ ǐn ǐng ǒ ǒng ǒu ǔ ǔn ǘ ǚ ǜ"
+).split()
+
+# What a text may hold to say more than letters can.
+CONTROLS = (*SOUNDS, *(f"[{name}]" for name in (*PHONEMES, *PINYIN)))
+SPECIAL_TOKENS = (
+    *STRUCTURE,
+    *SOUNDS,
+    END_OF_SYSTEM,
+    *(f"[{name}]" for name in (*PHONEMES, *PINYIN)),
+)
+
 
 # Begins every instruction the model was trained on, and is all of the usual one.
 ASSISTANT = "You are a helpful assistant."

@@ -1,20 +1,101 @@
-"""A Qwen3-TTS folder as a ``Family``."""
+"""A Qwen3-TTS folder as a ``Family``, or checked without reading a weight."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
+from engine.api import CheckpointReport
 from engine.config import EngineConfig
 from engine.layers.cpu import pack_linears
 from engine.layers.streaming import enable_matmul_conv
-from engine.models.base import Codec, Family
+from engine.models.base import Codec, Family, FrameContext
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
-from engine.models.qwen3_tts.load_weights import load_codec, load_encoders
+from engine.models.qwen3_tts.codec_encoder import CodecEncoder
+from engine.models.qwen3_tts.codec_program import CodecProgram
+from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.frame_program import RING_FRAMES, FrameInputs
+from engine.models.qwen3_tts.load_weights import UNUSED_IN_ENCODER, load_codec, load_encoders
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.pipelined import make_codec_program, make_frames, new_ring
+from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
+from engine.models.qwen3_tts.talker import Talker
+from engine.ops.select import select_ops
+from engine.text.tokenizer import TextTokenizer
+from engine.weights.loader import check_weights, config_errors_of
+
+
+class CheckpointPart(NamedTuple):
+    name: str
+    module: nn.Module
+    subfolder: str
+    prefix: str
+    ignored: str | None = None
+
+
+def inspect(folder: Path) -> CheckpointReport:
+    """Raises ``CheckpointError`` naming file, key or tensor."""
+    config = read_config(folder)
+    TextTokenizer.from_folder(folder)
+    with config_errors_of(folder):
+        found = parts(config)
+    megabytes = {}
+    for part in found:
+        num_bytes = check_weights(part.module, folder / part.subfolder, part.prefix, part.ignored)
+        megabytes[part.name] = round(num_bytes / 1e6, 1)
+    talker = config.talker
+    languages = tuple(name for name in talker.languages if "dialect" not in name)
+    model = f"qwen3-tts {config.size} {config.task}"
+    return CheckpointReport(model, config.task, tuple(talker.speakers), languages, config.takes_instruct, megabytes)
+
+
+def parts(config: Qwen3TTSConfig) -> list[CheckpointPart]:
+    """Shapes alone: no memory stands behind these modules."""
+    with torch.device("meta"):
+        found = [
+            CheckpointPart("talker", Talker(config.talker), "", "talker."),
+            CheckpointPart("codec decoder", CodecDecoder(config.codec), "speech_tokenizer", "decoder."),
+        ]
+        if config.encoders is not None:
+            speaker, codec = SpeakerEncoder(config.encoders.speaker), CodecEncoder(config.encoders.codec)
+            found += [
+                CheckpointPart("speaker encoder", speaker, "", "speaker_encoder."),
+                CheckpointPart("codec encoder", codec, "speech_tokenizer", "encoder.", UNUSED_IN_ENCODER),
+            ]
+    return found
+
+
+def new_ring(model: Qwen3TTS, config: EngineConfig, device: torch.device) -> Tensor:
+    sizes = config.max_running_requests + 2, RING_FRAMES, model.config.talker.num_code_groups
+    return torch.zeros(sizes, dtype=torch.int64, device=device)
+
+
+def make_codec_program(codec: CodecDecoder, config: EngineConfig, ring: Tensor) -> CodecProgram:
+    slots = config.max_running_requests
+    num_reference = math.ceil(config.max_reference_s * codec.config.sample_rate / codec.config.frame_samples)
+    ops = select_ops(config, codec.pre_conv.conv.weight.device)
+    return CodecProgram(codec, ops, ring, slots, slots, config.max_frames + num_reference)
+
+
+def make_frames(model: Qwen3TTS, context: FrameContext) -> FrameInputs:
+    kv, config, ring = context
+    assert ring is not None
+    width = min(config.max_graph_positions, model.max_positions)
+    return FrameInputs(
+        model,
+        kv,
+        select_ops(config, kv.data.device),
+        ring,
+        num_slots=config.max_running_requests,
+        max_rows=max(config.max_batch_size, config.fixed_batch_rows or 0),
+        max_tokens=config.max_prefill_positions,
+        max_blocks=-(-width // config.block_size),
+    )
+
 
 # Packed convolutions stand beside the plain ones. A released codec of 450 MB, which no CPU decodes in real time anyhow,
 # is held once.

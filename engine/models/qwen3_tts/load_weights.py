@@ -13,7 +13,7 @@ from engine.models.qwen3_tts.config import Qwen3TTSConfig
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
-from engine.models.qwen3_tts.voice_encoder import QwenVoiceEncoder
+from engine.models.qwen3_tts.voice import QwenVoiceEncoder
 from engine.weights.loader import config_errors_of, load_weights, uninitialized
 
 # Of the encoder's books the file holds more than are used, and what only training and decoding need.

@@ -27,11 +27,16 @@ from engine.models.base import (
 )
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.load_weights import load_talker
-from engine.models.qwen3_tts.prepared_voice import PreparedVoice, QwenVoiceCache
-from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptBuilder
-from engine.models.qwen3_tts.prompt import PromptPosition as PromptRow
-from engine.models.qwen3_tts.sequence import MIN_NEW_TOKENS, QwenSequence, draw_params
+from engine.models.qwen3_tts.prompt import (
+    MIN_NEW_TOKENS,
+    NO_TOKEN,
+    PromptBuilder,
+    PromptPosition,
+    QwenSequence,
+    draw_params,
+)
 from engine.models.qwen3_tts.talker import Talker
+from engine.models.qwen3_tts.voice import PreparedVoice, QwenVoiceCache
 from engine.ops.noise import NoiseSource, PhiloxNoise, SampleKey
 from engine.ops.sampler import SamplingBatch, apply_repetition_penalty, sample
 from engine.text.tokenizer import TextTokenizer
@@ -58,7 +63,7 @@ class Qwen3TTS:
         books = config.talker.num_code_groups
         self.voice_shelf = QwenVoiceCache(books, weight.dtype, weight.device, tokenizer.encode, max_voices)
         vocab = torch.arange(config.talker.vocab_size, device=self.device)
-        self.padding: list[PromptRow] = []
+        self.padding: list[PromptPosition] = []
         self.never = (vocab >= config.talker.num_codes) & (vocab != config.talker.control.eos)
 
     @classmethod
@@ -137,7 +142,9 @@ class Qwen3TTS:
         knows_all = request.text_closed and not isinstance(request.voice, ClonedVoice)
         return TextLayout.FULL if knows_all else TextLayout.STREAMING
 
-    def _prefix(self, request: SpeechRequest, voice: PreparedVoice | None, layout: TextLayout) -> tuple[PromptRow, ...]:
+    def _prefix(
+        self, request: SpeechRequest, voice: PreparedVoice | None, layout: TextLayout
+    ) -> tuple[PromptPosition, ...]:
         """Every row that needs no text of the request; of a transcript as much as stands before it."""
         instruct_ids = self.tokenizer.instruct_ids(request.instruct)
         if voice is None:
@@ -165,21 +172,21 @@ class Qwen3TTS:
         row.prompted = True
         return TalkerInputs(self._full_tail(row) if row.layout is TextLayout.FULL else self._streaming_tail(row))
 
-    def _frame_row(self, text: int, frame: int) -> PromptRow:
+    def _frame_row(self, text: int, frame: int) -> PromptPosition:
         """Rows of padding are the same for everybody, and the most of all rows."""
         if text != self.config.text.tts_pad:
-            return PromptRow(text, frame=frame)
+            return PromptPosition(text, frame=frame)
         while len(self.padding) <= frame:
-            self.padding.append(PromptRow(text, frame=len(self.padding)))
+            self.padding.append(PromptPosition(text, frame=len(self.padding)))
         return self.padding[frame]
 
-    def _full_tail(self, row: QwenSequence) -> list[PromptRow]:
+    def _full_tail(self, row: QwenSequence) -> list[PromptPosition]:
         ids, row.eos_fed = row.text.pop_many(row.text.num_waiting), True
         if row.reference is None or row.voice is None:
             return self.prompts.full_tail(ids)
         return self.prompts.full_reference_tail(ids, row.voice.num_code_rows)
 
-    def _streaming_tail(self, row: QwenSequence) -> list[PromptRow]:
+    def _streaming_tail(self, row: QwenSequence) -> list[PromptPosition]:
         if not row.text.num_waiting:
             raise InvalidRequest("text holds nothing that can be spoken", "text")
         if row.reference is None or row.voice is None:
@@ -191,13 +198,13 @@ class Qwen3TTS:
     def forward(
         self,
         rows: Sequence[SequenceState],
-        inputs: Sequence[Sequence[PromptRow]],
+        inputs: Sequence[Sequence[PromptPosition]],
         positions: Tensor,
         context: AttentionContext,
     ) -> Tensor:
         return self.talker(self._embed(cast(Sequence[QwenSequence], rows), inputs), positions, context)
 
-    def _embed(self, rows: Sequence[QwenSequence], inputs: Sequence[Sequence[PromptRow]]) -> Tensor:
+    def _embed(self, rows: Sequence[QwenSequence], inputs: Sequence[Sequence[PromptPosition]]) -> Tensor:
         flat = [(row, item) for row, items in zip(rows, inputs, strict=True) for item in items]
         x = self.talker.embed_text(torch.tensor([item.text for _, item in flat], device=self.device))
         codec = [(i, item.codec) for i, (_, item) in enumerate(flat) if item.codec != NO_TOKEN]

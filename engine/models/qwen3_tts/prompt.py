@@ -1,12 +1,121 @@
-"""Which text and codec ids the talker is fed, row by row (specs/qwen3-tts.md 3)."""
+"""State of one request at the talker, and its prompt rows."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, overload
 
+import torch
+from torch import Tensor
+
+from engine.api import SamplingParams, TextLayout
 from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
-from engine.models.qwen3_tts.config import Qwen3TTSConfig
+from engine.models.base import SequenceState
+from engine.models.qwen3_tts.config import GenerationDefaults, Qwen3TTSConfig, TextIds
+from engine.models.qwen3_tts.voice import PreparedVoice
+from engine.ops.noise import SampleKey
+from engine.ops.sampler import RowSamplingParams
+
+
+class FrameLog(Sequence[Sequence[int]]):
+    """16-bit codes in one array a row: a list of numbers for each frame takes ten times the memory, and thousands of
+    rows of them stop the engine for a tenth of a second whenever Python's collector looks through them.
+    """
+
+    def __init__(self, num_codes: int) -> None:
+        self._codes = array("h")
+        self._size = num_codes
+
+    def __len__(self) -> int:
+        return len(self._codes) // self._size
+
+    @overload
+    def __getitem__(self, index: int) -> array[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[array[int]]: ...
+    def __getitem__(self, index: int | slice) -> array[int] | list[array[int]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"frame {index} of {len(self)}")
+        start = index % len(self) * self._size
+        return self._codes[start : start + self._size]
+
+    def append(self, codes: Sequence[int]) -> None:
+        self._codes.extend(codes)
+
+    def add_bytes(self, codes: bytes) -> None:
+        """One frame as the machine keeps 16-bit numbers."""
+        self._codes.frombytes(codes)
+
+
+# Of the official code (spec 4.2).
+MIN_NEW_TOKENS = 2
+
+
+@dataclass(slots=True)
+class QwenSequence(SequenceState):
+    """``codes`` are the frames so far; ``seen`` marks the code-0 tokens that are penalized."""
+
+    prefix: tuple[PromptPosition, ...] = ()
+    voice: PreparedVoice | None = None
+    layout: TextLayout = TextLayout.STREAMING
+    eos_fed: bool = False
+    prompted: bool = False
+    num_transcript_fed: int = 0
+    codes: list[Sequence[int]] | FrameLog = field(default_factory=list)
+    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    seed: int = 0
+    segment: int = 0
+    code0: RowSamplingParams = RowSamplingParams(0.9, 50)
+    residual: RowSamplingParams = RowSamplingParams(0.9, 50)
+    penalty: float = 1.05
+    repetition_window: int | None = None
+    min_new_tokens: int = 2
+
+    def frame_of(self, item: PromptPosition) -> Sequence[int]:
+        """The codes that an input adds up: of the recording, or of what the row has spoken."""
+        if self.voice is not None and item.reference != NO_TOKEN:
+            return self.voice.codes[item.reference]
+        return self.codes[item.frame]
+
+    def record_frame(self, codes: list[int]) -> None:
+        """One more frame: its code 0 is penalized from now on, or as long as it is in the window."""
+        self.codes.append(codes)
+        self.seen[codes[0]] = True
+        window = self.repetition_window
+        if window is not None and len(self.codes) > window:
+            gone = self.codes[-window - 1][0]
+            self.seen[gone] = any(frame[0] == gone for frame in self.codes[-window:])
+
+    def next_text_inputs(self, ids: TextIds) -> int | None:
+        """The rest of a transcript, text, then one end-of-text row, then padding; never padding while text is open
+        (spec 3.7)."""
+        if self.voice is not None and self.num_transcript_fed < len(self.voice.transcript_ids):
+            self.num_transcript_fed += 1
+            return self.voice.transcript_ids[self.num_transcript_fed - 1]
+        waiting = self.text.pop()
+        if waiting is not None or not self.text.closed:
+            return waiting
+        text = ids.tts_pad if self.eos_fed else ids.tts_eos
+        self.eos_fed = True
+        return text
+
+    @property
+    def draw_key(self) -> SampleKey:
+        return SampleKey(self.seed, self.segment, len(self.codes))
+
+
+def draw_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix: str) -> RowSamplingParams:
+    def value(name: str) -> float:
+        given = getattr(sampling, prefix + name)
+        return getattr(defaults, prefix + name) if given is None else given
+
+    temperature = value("temperature") if value("do_sample") else 0.0
+    return RowSamplingParams(temperature=temperature, top_k=int(value("top_k")), top_p=value("top_p"))
+
 
 # No id on this side of a row.
 NO_TOKEN = -1

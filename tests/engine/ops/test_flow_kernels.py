@@ -13,10 +13,9 @@ import torch
 
 from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.flow import Flow
-from engine.models.cosyvoice3.flow_blocks import BlockSequence, FlowBlockTask
-from engine.models.cosyvoice3.flow_ops import FlowOps
-from engine.models.cosyvoice3.flow_page_store import FlowPageStore
+from engine.models.cosyvoice3.flow_memory import BlockSequence, FlowBlockTask, FlowPageStore
 from engine.models.cosyvoice3.flow_program import FlowProgram
+from engine.ops.flow import FlowOps
 from engine.ops.noise import philox_exponential
 from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, fill
 
@@ -60,7 +59,7 @@ def program_of(config: FlowConfig, dtype: torch.dtype, ops: FlowOps) -> FlowProg
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_frames", [10, 50])
 def test_a_step_of_many_cells(dtype: torch.dtype, block_frames: int) -> None:
-    from engine.models.cosyvoice3.triton_flow_ops import TritonFlowOps
+    from engine.ops.triton_flow import TritonFlowOps
 
     config, row = config_of(block_frames), BlockSequence([])
     programs = [program_of(config, dtype, ops) for ops in (FlowOps(), TritonFlowOps())]

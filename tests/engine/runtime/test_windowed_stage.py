@@ -24,7 +24,7 @@ from engine.models.base import DecodedAudio, DecodeStage
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load_weights import load_codec
-from engine.models.qwen3_tts.sequence import QwenSequence
+from engine.models.qwen3_tts.prompt import QwenSequence
 from engine.runtime.streaming_stage import StreamingDecodeStage
 from sessions.audio.crossfade import Crossfader
 from tests.audio.seam_report import seam_report

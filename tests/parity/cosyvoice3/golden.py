@@ -16,8 +16,7 @@ from torch import Tensor
 from engine.models.cosyvoice3.config import CosyVoice3Config
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
-from engine.models.cosyvoice3.load import load_model
-from engine.models.cosyvoice3.load_weights import load_flow, load_hift
+from engine.models.cosyvoice3.load import load_flow, load_hift, load_model
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.cosyvoice3.features import flow_mel, resample, speaker_fbank, whisper_mel
+from engine.models.cosyvoice3.voice import flow_mel, resample, speaker_fbank, whisper_mel
 from tests.parity.cosyvoice3.cases import SOUND_SECONDS
 from tests.parity.cosyvoice3.golden import Golden
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from engine.models.base import VoiceReference
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.dit import Modulation, chunk_mask
-from engine.models.cosyvoice3.flow import positional_noise
+from engine.models.cosyvoice3.flow import Modulation, chunk_mask, positional_noise
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
-from engine.models.cosyvoice3.voice_prompt import VoicePrompt
+from engine.models.cosyvoice3.voice import VoicePrompt
 from tests.parity.cosyvoice3.cases import DRIVER_PROMPT, DRIVER_TOKENS, FLOWS, Flow
 from tests.parity.cosyvoice3.golden import CPU, Golden, close
 

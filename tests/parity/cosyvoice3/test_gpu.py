@@ -15,9 +15,9 @@ from torch import Tensor
 from engine.layers.transformer import CausalContext
 from engine.models.base import VoiceReference
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.hift_batch import HiftBatch
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
-from engine.models.cosyvoice3.voice_prompt import VoicePrompt
+from engine.models.cosyvoice3.vocoder_stage import HiftBatch
+from engine.models.cosyvoice3.voice import VoicePrompt
 from tests.parity.cosyvoice3.cases import FLOWS, HIFT_CUTS, HIFT_FRAMES, TALKS, Talk
 from tests.parity.cosyvoice3.golden import Golden
 from tests.parity.cosyvoice3.test_talker import fetch, new_row

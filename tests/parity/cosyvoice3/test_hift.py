@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.cosyvoice3.hift_batch import HiftBatch
+from engine.models.cosyvoice3.vocoder_stage import HiftBatch
 from tests.parity.cosyvoice3.cases import HIFT_CUTS, HIFT_FRAMES
 from tests.parity.cosyvoice3.golden import Golden, close
 

@@ -16,9 +16,9 @@ from engine.layers.transformer import CausalContext
 from engine.models.base import AwaitText, FrameOutcome, StopOutcome
 from engine.models.cosyvoice3 import model as talker_model
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.ras import RasParams, sample_reference
-from engine.models.cosyvoice3.sequence import CosySequence
-from engine.models.cosyvoice3.voice_prompt import VoicePrompt
+from engine.models.cosyvoice3.prompt import CosySequence, RasParams
+from engine.models.cosyvoice3.talker import sample_reference
+from engine.models.cosyvoice3.voice import VoicePrompt
 from engine.ops.noise import GeneratorNoise, SampleKey
 from tests.parity.cosyvoice3.cases import (
     FILL,

@@ -9,11 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.models.base import AwaitText, TalkerInputs, TokenQueue
-from engine.models.cosyvoice3.bistream import Bistream
 from engine.models.cosyvoice3.config import CosyTalkerConfig
-from engine.models.cosyvoice3.prompt import CosyPromptBuilder
-from engine.models.cosyvoice3.sequence import CosySequence, SamplingPhase
-from engine.models.cosyvoice3.voice_prompt import VoicePrompt, make_prompt
+from engine.models.cosyvoice3.prompt import Bistream, CosyPromptBuilder, CosySequence, SamplingPhase
+from engine.models.cosyvoice3.voice import VoicePrompt, make_prompt
 
 CONFIG = CosyTalkerConfig()
 IDS = CONFIG.speech_ids

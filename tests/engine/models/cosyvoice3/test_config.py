@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CheckpointError
-from engine.models.cosyvoice3.config import CosyVoice3Config
-from engine.models.cosyvoice3.hyperpyyaml import CLASS, read_yaml
-from engine.models.cosyvoice3.read_config import read_config
+from engine.models.cosyvoice3.config import CLASS, CosyVoice3Config, read_config, read_yaml
 from tests.fakes.cosyvoice3_checkpoint import settings_text, text_config
 from tests.fakes.cosyvoice3_dims import TINY
 

@@ -16,8 +16,8 @@ from engine.models.base import Pcm
 from engine.models.cosyvoice3.config import DitConfig, FlowConfig, HiftConfig
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
-from engine.models.cosyvoice3.harmonic_source import HarmonicSource
 from engine.models.cosyvoice3.hift import Hift
+from engine.models.cosyvoice3.hift_source import HarmonicSource
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings, VocoderSettings
 from tests.engine.models.cosyvoice3.flow_fixtures import ClearVocoder, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors

@@ -18,8 +18,8 @@ from torch import Tensor
 from engine.errors import InvalidRequest
 from engine.models.base import DecodedAudio
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.dit import chunk_mask
-from engine.models.cosyvoice3.flow_blocks import PromptSequence
+from engine.models.cosyvoice3.flow import chunk_mask
+from engine.models.cosyvoice3.flow_memory import PromptSequence
 from tests.engine.models.cosyvoice3.flow_fixtures import (
     AHEAD,
     BLOCK_TOKENS,

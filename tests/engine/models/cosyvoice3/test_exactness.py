@@ -21,8 +21,7 @@ from engine.layers.transformer import CausalContext
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3 import model as module
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.ras import RasParams
-from engine.models.cosyvoice3.sequence import CosySequence
+from engine.models.cosyvoice3.prompt import CosySequence, RasParams
 from engine.ops.noise import SampleKey
 from engine.runtime.graph_runner import GraphRunner
 from tests.engine.engine_harness import EngineHarness

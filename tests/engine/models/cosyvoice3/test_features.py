@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.layers.mel_filters import mel_filters
-from engine.models.cosyvoice3.features import (
+from engine.models.cosyvoice3.voice import (
     FBANK_BINS,
     flow_mel,
     kaldi_filters,

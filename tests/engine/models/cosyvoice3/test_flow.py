@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.models.cosyvoice3.config import FlowConfig
-from engine.models.cosyvoice3.dit import apply_rope_pairs, chunk_mask
-from engine.models.cosyvoice3.flow import Flow, ode_timesteps, positional_noise
+from engine.models.cosyvoice3.flow import Flow, chunk_mask, ode_timesteps, positional_noise
+from engine.ops.flow import apply_rope_pairs
 from tests.engine.models.cosyvoice3.flow_fixtures import (
     AHEAD,
     BLOCK_TOKENS,

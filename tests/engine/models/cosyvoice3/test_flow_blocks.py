@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.models.cosyvoice3.flow_blocks import (
+from engine.models.cosyvoice3.flow_memory import (
     BlockSequence,
     BlockShape,
     FlowBlockTask,

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from engine.errors import CheckpointError
 from engine.models.cosyvoice3.config import HiftConfig
-from engine.models.cosyvoice3.f0 import F0Predictor
-from engine.models.cosyvoice3.harmonic_source import HarmonicSource, official_generator
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
-from engine.models.cosyvoice3.hift_batch import MAX_CALL_FRAMES, HiftBatch
-from engine.models.cosyvoice3.hift_weights import adapt
+from engine.models.cosyvoice3.hift_source import F0Predictor, HarmonicSource, official_generator
+from engine.models.cosyvoice3.load import adapt_hift
+from engine.models.cosyvoice3.vocoder_stage import MAX_CALL_FRAMES, HiftBatch
 from tests.fakes.cosyvoice3_checkpoint import WEIGHT_NORMS, hift_tensors, with_weight_norm
 from tests.fakes.cosyvoice3_dims import TINY
 from tests.fakes.cosyvoice3_tensors import hift_shapes
@@ -239,7 +238,7 @@ def test_the_noise_is_the_one_that_the_official_code_draws() -> None:
 def test_weight_norms_of_both_spellings_are_folded(spelling: str, prefix: str) -> None:
     plain = hift_tensors(TINY.hift, 5)
     stored = {prefix + name: tensor for name, tensor in with_weight_norm(plain, TINY.hift, spelling, 6).items()}
-    found = adapt(stored)
+    found = adapt_hift(stored)
     assert found.keys() == plain.keys() == Hift(TINY.hift).state_dict().keys()
     for name, tensor in plain.items():
         close(found[name].float(), tensor, 1e-6)
@@ -249,10 +248,10 @@ def test_a_weight_norm_that_does_not_fit_is_named() -> None:
     stored = with_weight_norm(hift_tensors(TINY.hift, 5), TINY.hift, "new", 6)
     name = "conv_pre.parametrizations.weight.original0"
     with pytest.raises(CheckpointError, match=r"conv_pre\.weight is a gain \[3\] and a direction \[32, 80, 5\]"):
-        adapt(stored | {name: torch.ones(3)})
+        adapt_hift(stored | {name: torch.ones(3)})
     del stored["conv_pre.parametrizations.weight.original1"]
     with pytest.raises(CheckpointError, match=r"conv_pre.*original0 stands without conv_pre.*original1"):
-        adapt(stored)
+        adapt_hift(stored)
 
 
 def test_a_look_ahead_that_would_withhold_more_is_refused() -> None:

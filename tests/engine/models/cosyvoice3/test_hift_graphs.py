@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from engine.models.cosyvoice3.config import HiftConfig
-from engine.models.cosyvoice3.harmonic_source import HarmonicSource
 from engine.models.cosyvoice3.hift import Hift
-from engine.models.cosyvoice3.hift_batch import HiftBatch
-from engine.models.cosyvoice3.hift_graphs import HiftGraphs, common_lengths
+from engine.models.cosyvoice3.hift_source import HarmonicSource
+from engine.models.cosyvoice3.vocoder_stage import HiftBatch, HiftGraphs, common_lengths
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
 
 CONFIG = HiftConfig(base_channels=8, f0_channels=4)

@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 
 from engine.api import CheckpointError
 from engine.launch import inspect_checkpoint
-from engine.models.cosyvoice3.config import CosyTalkerConfig
-from engine.models.cosyvoice3.load import load_model
-from engine.models.cosyvoice3.load_weights import TIED_HEAD, load_flow, load_hift
-from engine.models.cosyvoice3.read_config import read_config
+from engine.models.cosyvoice3.config import CosyTalkerConfig, read_config
+from engine.models.cosyvoice3.load import TIED_HEAD, load_flow, load_hift, load_model
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, TalkerSettings
-from engine.models.cosyvoice3.speech_lm import SpeechLM
+from engine.models.cosyvoice3.talker import SpeechLM
 from engine.weights.torch_pickle import read_state
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.fakes.cosyvoice3_tensors import talker_shapes

@@ -25,8 +25,8 @@ from engine.config import EngineConfig
 from engine.launch import create_engine
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.instructions import INSTRUCTS, known_sentence
 from engine.models.cosyvoice3.model import CosyVoice3
+from engine.models.cosyvoice3.prompt import INSTRUCTS, known_sentence
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, TalkerSettings
 from engine.validation import check_cloned, check_request
 from tests.engine.engine_harness import EngineHarness

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.models.cosyvoice3.ras import RasParams, sample, sample_reference
+from engine.models.cosyvoice3.prompt import RasParams
+from engine.models.cosyvoice3.talker import sample, sample_reference
 from engine.ops.noise import GeneratorNoise, PhiloxNoise, SampleKey
 
 SIZE = 60

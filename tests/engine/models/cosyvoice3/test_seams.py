@@ -18,10 +18,9 @@ from engine.models.base import Pcm
 from engine.models.cosyvoice3 import decode_stage
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.dit import chunk_mask
-from engine.models.cosyvoice3.flow import Flow
-from engine.models.cosyvoice3.harmonic_source import HarmonicSource
+from engine.models.cosyvoice3.flow import Flow, chunk_mask
 from engine.models.cosyvoice3.hift import Hift
+from engine.models.cosyvoice3.hift_source import HarmonicSource
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
 from tests.audio import seam_report
 from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, Voice, fill

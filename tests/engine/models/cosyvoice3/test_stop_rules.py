@@ -9,9 +9,9 @@ import torch
 
 from engine.models.base import TokenQueue
 from engine.models.cosyvoice3.config import SpeechIds
-from engine.models.cosyvoice3.sequence import CosySequence, SamplingPhase
+from engine.models.cosyvoice3.prompt import CosySequence, SamplingPhase
 from engine.models.cosyvoice3.settings import TalkerSettings
-from engine.models.cosyvoice3.stop_rules import StopRules
+from engine.models.cosyvoice3.talker import StopRules
 
 IDS = SpeechIds()
 LOGITS = torch.randn(1, IDS.table_size, generator=torch.Generator().manual_seed(1))

@@ -13,8 +13,9 @@ from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3.config import MAX_TOP_K
-from engine.models.cosyvoice3.ras import NOTHING, RasParams, sample
-from engine.models.cosyvoice3.ras_graph import RasTensors, sample_rows
+from engine.models.cosyvoice3.prompt import RasParams
+from engine.models.cosyvoice3.talker import NOTHING, sample
+from engine.models.cosyvoice3.talker_program import RasTensors, sample_rows
 from engine.ops.noise import PhiloxNoise, SampleKey
 from engine.ops.reference_ops import ReferenceOps
 from engine.runtime.graph_runner import GraphRunner

@@ -13,8 +13,8 @@ import torch
 
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import NOISE_FRAMES, Flow
-from engine.models.cosyvoice3.harmonic_source import HarmonicSource
 from engine.models.cosyvoice3.hift import Hift
+from engine.models.cosyvoice3.hift_source import HarmonicSource
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
 from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import CheckpointError
-from engine.models.cosyvoice3.special_tokens import CONTROLS, END_OF_PROMPT, SPECIAL_TOKENS
-from engine.models.cosyvoice3.tokenizer import ASSISTANT, CosyTokenizer
+from engine.models.cosyvoice3.tokenizer import ASSISTANT, CONTROLS, END_OF_PROMPT, SPECIAL_TOKENS, CosyTokenizer
 from engine.text.nfc import WHITE_SPACE
 from tests.engine.splits import cuts_of
 

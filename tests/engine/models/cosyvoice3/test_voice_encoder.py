@@ -13,7 +13,7 @@ import torch
 from engine.api import InvalidRequest, ReferenceAudio
 from engine.errors import CheckpointError, EngineError
 from engine.models.cosyvoice3.load import load_encoder
-from engine.models.cosyvoice3.voice_encoder import CosyVoiceEncoder
+from engine.models.cosyvoice3.voice import CosyVoiceEncoder
 from tests.fakes import tiny_onnx
 from tests.fakes.cosyvoice3_dims import TINY
 

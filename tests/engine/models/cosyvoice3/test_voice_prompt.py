@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.models.base import TokenQueue
-from engine.models.cosyvoice3.ras import RasParams
-from engine.models.cosyvoice3.sequence import CosySequence
-from engine.models.cosyvoice3.voice_prompt import (
+from engine.models.cosyvoice3.prompt import CosySequence, RasParams
+from engine.models.cosyvoice3.voice import (
     BLOCK_TOKENS,
     FLOW_REST,
     MIN_TRIMMED_TOKENS,

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
 from engine.models.base import AwaitText, TalkerInputs
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.prepared_voice import QwenVoiceCache, voice_key
-from engine.models.qwen3_tts.prompt import PromptPosition
-from engine.models.qwen3_tts.sequence import QwenSequence
+from engine.models.qwen3_tts.prompt import PromptPosition, QwenSequence
+from engine.models.qwen3_tts.voice import QwenVoiceCache, voice_key
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 BOOKS, WIDTH = TINY["books"], TINY["talker"]["hidden"]

@@ -18,7 +18,7 @@ from engine.launch import EMBEDDED_VOICE
 from engine.layers.transformer import CausalContext
 from engine.load import load_engine
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.sequence import QwenSequence
+from engine.models.qwen3_tts.prompt import QwenSequence
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.qwen3_tts.sample_recorder import DrawBook, check_close, check_identical
 from tests.engine.runtime.random_schedule import Order, orders, play

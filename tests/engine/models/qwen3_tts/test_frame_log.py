@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.models.qwen3_tts.frame_log import FrameLog
+from engine.models.qwen3_tts.prompt import FrameLog
 
 frames = st.lists(st.lists(st.integers(0, 3071), min_size=3, max_size=3), max_size=20)
 

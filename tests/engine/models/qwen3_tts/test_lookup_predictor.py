@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.qwen3_tts import lookup_predictor
-from engine.models.qwen3_tts.code_predictor import CodePredictor
-from engine.models.qwen3_tts.lookup_predictor import LookupCodePredictor
-from engine.models.qwen3_tts.talker import Talker
+from engine.models.qwen3_tts import talker as lookup_predictor
+from engine.models.qwen3_tts.talker import CodePredictor, LookupCodePredictor, Talker
 
 ROWS = 5
 

@@ -15,8 +15,7 @@ from engine.errors import UnknownLanguage, UnknownVoice
 from engine.layers.transformer import CausalContext
 from engine.models.base import AwaitText, FailedOutcome, FrameOutcome, Outcome, TalkerInputs
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.prompt import PromptPosition
-from engine.models.qwen3_tts.sequence import QwenSequence
+from engine.models.qwen3_tts.prompt import PromptPosition, QwenSequence
 from engine.models.qwen3_tts.talker import Talker
 
 SEED = 11

@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
-from engine.models.cosyvoice3.dit import apply_rope_pairs, layer_norm
-
-if TYPE_CHECKING:
-    from engine.models.cosyvoice3.flow_program import FlowCall, GroupedConvWeights
+from torch import Tensor, nn
 
 # A call's tables are padded to the next of these; larger limits double on.
 BLOCK_BUCKETS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+NORM_EPS = 1e-6
+
+
+class GroupedConvWeights(NamedTuple):
+    """A causal grouped convolution, one product a group: weight [groups, kernel, in, out], bias [groups, 1, out]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @staticmethod
+    def of(conv: nn.Conv1d) -> GroupedConvWeights:
+        weight = conv.weight.unflatten(0, (conv.groups, -1)).permute(0, 3, 2, 1)
+        return GroupedConvWeights(weight.contiguous(), conv.bias.view(conv.groups, 1, -1))
+
+    def __call__(self, joined: Tensor) -> Tensor:
+        """joined [B, kernel - 1 + T, dim] -> [B, T, dim]."""
+        groups, kernel = self.weight.shape[:2]
+        windows = joined.unflatten(-1, (groups, -1)).unfold(1, kernel, 1)
+        batch, length = windows.shape[:2]
+        flat = windows.permute(2, 0, 1, 4, 3).reshape(groups, batch * length, -1)
+        out = torch.baddbmm(self.bias, flat, self.weight.flatten(1, 2))
+        return out.view(-1, batch, length, out.shape[-1]).permute(1, 2, 0, 3).flatten(2)
+
+
+class FlowCall(NamedTuple):
+    """The cells of one call, as their lines of the pages: ``own`` and ``before`` [n * 2], ``seen`` [n * 2, blocks];
+    ``num_seen`` [n * 2] frames of these; ``angles`` [n * 2, frames, head_dim / 2]."""
+
+    own: Tensor
+    before: Tensor
+    visible: Tensor
+    num_visible: Tensor
+    angles: Tensor
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
+
+
+def apply_rope_pairs(x: Tensor, angles: Tensor) -> Tensor:
+    """x [..., D] with channels (2j, 2j + 1) turned by angles [..., D / 2]."""
+    even, odd = x[..., ::2], x[..., 1::2]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
 
 
 class FlowOps:
@@ -67,7 +106,7 @@ def select_flow_ops(device: torch.device, fused: bool) -> FlowOps:
     if device.type != "cuda" or not fused:
         return FlowOps()
     try:
-        from engine.models.cosyvoice3.triton_flow_ops import TritonFlowOps
+        from engine.ops.triton_flow import TritonFlowOps
     except ImportError:
         return FlowOps()
     return TritonFlowOps()

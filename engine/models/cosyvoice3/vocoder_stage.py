@@ -1,4 +1,4 @@
-"""Utterances in the vocoder, by slots: which frames enter, which samples are to be given out.
+"""Utterances in the vocoder, by slots: which frames enter, which samples are given out; and their way to the host.
 
 Law: after frames F of an utterance ``frame_samples * (F - WITHHELD_FRAMES)`` samples are out, and all of them after its
 last push; how the mel was cut does not show in them.
@@ -6,15 +6,22 @@ last push; how the mel was cut does not show in them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.models.base import Pcm
+from engine.models.cosyvoice3.flow_memory import StreamSequence
 from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, WITHHELD_FRAMES, Hift, HiftState
-from engine.program.buffers import to_device
+from engine.program.buffers import DeviceEvent, to_device
+from engine.program.capture import GraphSet
 
 MAX_CALL_FRAMES = 100
 # Rows times frames of one call: half a gigabyte of activations at the released size.
@@ -181,3 +188,104 @@ def split_into_calls(works: Sequence[HiftWork]) -> Iterator[tuple[Sequence[HiftW
 
 def call_frames(work: HiftWork) -> int:
     return min(len(work.frames), MAX_CALL_FRAMES)
+
+
+DUMMY_SLOT = 0
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+class HiftGraphs(HiftBatch):
+    """Slot 0 is the dummy that fills calls up. ``lengths``: frames of the calls that are recorded."""
+
+    def __init__(self, hift: Hift, num_slots: int, lengths: Sequence[int]) -> None:
+        super().__init__(hift, num_slots)
+        self.sizes = {n: [rows for rows in ROWS if rows * n <= MAX_CALL_CELLS] for n in lengths if n > 0}
+        most_rows, most_frames = max(rows[-1] for rows in self.sizes.values()), max(self.sizes)
+        fresh = {"device": self.device, "dtype": torch.float32}
+        self.mel = torch.zeros(most_rows, hift.config.mel_bins, most_frames, **fresh)
+        self.pcm = torch.zeros(most_rows, most_frames * hift.frame_samples, **fresh)
+        self.slots = torch.zeros(most_rows, dtype=torch.int64, device=self.device)
+        self.ends = torch.full_like(self.slots, NO_END)
+        self.graphs = GraphSet(self.run, self.device)
+
+    def run(self, num_rows: int, num_frames: int) -> None:
+        pcm = run_rows(
+            self.hift, self.state, self.slots[:num_rows], self.mel[:num_rows, :, :num_frames], self.ends[:num_rows]
+        )
+        self.pcm[:num_rows, : pcm.shape[1]] = pcm
+
+    def capture_graphs(self) -> None:
+        """Capture all graphs, largest first, before the first request."""
+        for num_frames, sizes in sorted(self.sizes.items(), reverse=True):
+            for rows in reversed(sizes):
+                self.graphs.capture(rows, num_frames)
+
+    def decode(self, slots: Sequence[int], mel: Tensor, ends: Sequence[int]) -> Tensor:
+        num_rows, num_frames = len(slots), mel.shape[-1]
+        sizes = self.sizes.get(num_frames, [])
+        if not sizes or num_rows > sizes[-1]:
+            return super().decode(slots, mel, ends)
+        padded = sizes[bisect_left(sizes, num_rows)]
+        spare = padded - num_rows
+        self.slots[:padded] = to_device([*slots, *[DUMMY_SLOT] * spare], torch.int64, self.device)
+        self.ends[:padded] = to_device([*ends, *[NO_END] * spare], torch.int64, self.device)
+        self.mel[:num_rows, :, :num_frames] = mel
+        self.mel[num_rows:padded] = 0
+        self.graphs.replay(padded, num_frames)
+        return self.pcm[:num_rows, : num_frames * self.hift.frame_samples].clone()
+
+
+def common_lengths(block_frames: int, prompt_rest_frames: int) -> tuple[int, ...]:
+    """Frames of a block, of two, and of a first block behind a prompt of whole blocks, or of a trimmed one."""
+    return block_frames, 2 * block_frames, block_frames - LEAD_FRAMES, block_frames - prompt_rest_frames - LEAD_FRAMES
+
+
+class CompletedTransfer(NamedTuple):
+    row: StreamSequence
+    pcm: Pcm
+    is_finite: bool
+
+
+@dataclass(slots=True)
+class PendingTransfer:
+    """Copy the given number of samples of each row, in order."""
+
+    rows: list[StreamSequence]
+    num_samples: list[int]
+    pcm: Tensor
+    finite: Tensor
+    done: DeviceEvent
+
+
+class PcmTransfers:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.flights: deque[PendingTransfer] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.flights)
+
+    def send(self, rows: list[StreamSequence], pcm: Sequence[Tensor], finite: Sequence[Tensor]) -> None:
+        """pcm [n] and a flag for each row; in the current stream's order."""
+        sizes = [len(samples) for samples in pcm]
+        landing = self.to_host(torch.cat(list(pcm))), self.to_host(torch.stack(list(finite)))
+        self.flights.append(PendingTransfer(rows, sizes, *landing, DeviceEvent(self.device)))
+
+    def to_host(self, values: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return values
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        return host.copy_(values, non_blocking=True)
+
+    def collect(self) -> Iterator[CompletedTransfer]:
+        """What has passed, in order, up to a row that comes again."""
+        seen: set[int] = set()
+        while self.flights and self.flights[0].done.is_done:
+            slots = {row.slot for row in self.flights[0].rows}
+            if seen & slots:
+                return
+            seen |= slots
+            flight = self.flights.popleft()
+            pieces = np.split(flight.pcm.numpy(), np.cumsum(flight.num_samples)[:-1])
+            for row, pcm, is_finite in zip(flight.rows, pieces, flight.finite.tolist(), strict=True):
+                yield CompletedTransfer(row, pcm.copy(), is_finite)
