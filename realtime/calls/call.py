@@ -14,6 +14,7 @@ from realtime.config import ServerConfig
 from realtime.protocol import model
 from realtime.protocol.events import HeardBody
 from realtime.protocol.model import Message
+from sessions.clock import is_due
 from sessions.config import SpeechSettings
 from sessions.errors import (
     DuplicateResponse,
@@ -22,7 +23,7 @@ from sessions.errors import (
     TextTimeout,
     UnknownResponse,
 )
-from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseFinished, ResponseStatus
+from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
 from sessions.response import Response
 from sessions.session import Session
 
@@ -37,13 +38,18 @@ class CallReply:
     start: int = 0
     # Of it, that were put on the line.
     num_samples: int = 0
-    # Set when there is something to say, or nothing will come any more.
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    # When its turn came.
+    turn_s: float = 0.0
     # Names of the agent's marks, by the number of the flush that they stand for.
     marks: list[str] = field(default_factory=list)
     # Text, and ``None`` where a mark stands.
     _waiting: list[str | None] = field(default_factory=list)
     _num_waiting_chars: int = 0
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether there is something to say, or nothing will come any more."""
+        return self.ended or bool(self.waiting_text.strip())
 
     @property
     def waiting_text(self) -> str:
@@ -60,8 +66,6 @@ class CallReply:
         if text:
             self._waiting.append(text)
             self._num_waiting_chars += len(text)
-        if text.strip():
-            self.changed.set()
 
     def mark(self, name: str, max_marks: int) -> None:
         """Raises ``TextInputClosed`` or ``LimitExceeded``."""
@@ -76,7 +80,6 @@ class CallReply:
 
     def end(self) -> None:
         self.ended = True
-        self.changed.set()
         if self.response is not None:
             self.response.end_input()
 
@@ -116,7 +119,11 @@ class CallReply:
 
 
 class Call:
-    """``command`` and the others never wait for speech; ``run`` speaks. ``tell`` tells the agents."""
+    """Commands of agents in, messages of its line out. No method waits for speech; ``pop_due`` speaks.
+
+    ``on_event`` passes events to the agents, ``send_nowait`` a message that goes before all others, and ``wake`` asks
+    for a call of ``pop_due``.
+    """
 
     def __init__(
         self,
@@ -130,6 +137,7 @@ class Call:
         on_event: Callable[[model.CallEvent], None],
         send_nowait: Callable[[Message], None],
         hang_up: Callable[[str], None],
+        wake: Callable[[], None],
     ) -> None:
         self.call_id = call_id
         self.line = line
@@ -143,7 +151,7 @@ class Call:
         self._speaking: CallReply | None = None
         # All on the line, and not all heard yet.
         self._unplayed: list[CallReply] = []
-        self._more = asyncio.Event()
+        self._wake = wake
         # Hangs up when all is heard.
         self._leaving = False
 
@@ -154,6 +162,7 @@ class Call:
     async def handle_command(self, command: model.Command) -> model.CallEvent | None:
         """Gives the answer, if there is one. Raises ``SpeechError``."""
         self._session.touch()
+        self._wake()
         match command:
             case model.SayCommand():
                 return self._append_text(command)
@@ -202,79 +211,101 @@ class Call:
         self._session.touch()
         self._tell(model.CallerText(call_id=self.call_id, text=text))
 
-    async def run(self) -> None:
-        """Speak whatever comes."""
-        while True:
-            await self._more.wait()
-            if not self._queue:
-                self._more.clear()
-                continue
-            reply = self._speaking = self._queue.popleft()
-            await self._run_reply(reply)
-            if self._speaking is reply:
-                self._speaking = None
-            self._hang_up_if_requested()
+    def due_s(self, now: float) -> float | None:
+        """When ``pop_due`` may return something, as far as time alone decides."""
+        dues = [self.line.due_s(now), self._speech_due_s(now) if self._takes_speech else None]
+        return min((due_s for due_s in dues if due_s is not None), default=None)
 
-    async def _run_reply(self, reply: CallReply) -> None:
-        try:
-            response = await self._begin(reply)
-        except SpeechError as error:
-            self._fail(reply, error)
-            return
-        if response is not None:
-            await self._consume_response(reply, response)
+    def pop_due(self, now: float) -> list[Message]:
+        """The next messages for the line that are due."""
+        while not (messages := self.line.pop_due(now)):
+            if not (self._takes_speech and self._advance(now)):
+                return []
+        return messages
 
-    async def _begin(self, reply: CallReply) -> Response | None:
-        """``None`` if it was interrupted before it had any text."""
-        try:
-            async with asyncio.timeout(self._config.limits.text_timeout_s):
-                await reply.changed.wait()
-        except TimeoutError:
-            raise TextTimeout(f"text_timeout_s is {self._config.limits.text_timeout_s:g}") from None
-        if self._speaking is not reply:
+    @property
+    def _takes_speech(self) -> bool:
+        """Whether the next event is asked for: with room for it, and of a response that has failed."""
+        response = None if self._speaking is None else self._speaking.response
+        return self.line.has_room or (response is not None and response.is_done)
+
+    def _speech_due_s(self, now: float) -> float | None:
+        if (reply := self._speaking) is None:
             return None
-        self._may_speak()
-        whole = reply.pop_text()
-        response = self._session.create_response(
-            settings=self._settings, text=whole or "", text_closed=whole is not None
-        )
-        reply.begin(response, self.line.position)
-        return response
+        return self._text_deadline_s(reply) if reply.response is None else reply.response.due_s(now)
 
-    async def _consume_response(self, reply: CallReply, response: Response) -> None:
-        def wanted() -> bool:
-            return not response.is_done and self._speaking is reply
+    def _text_deadline_s(self, reply: CallReply) -> float:
+        return reply.turn_s + self._config.limits.text_timeout_s
 
-        async for event in response:
-            match event:
-                case ResponseAudio():
-                    reply.num_samples += event.num_samples
-                    await self.line.play(b"".join(event.packets), wanted)
-                case FlushCompleted() if event.flush < len(reply.marks):
-                    await self._mark(reply, reply.marks[event.flush], wanted)
-                case ResponseFinished() if self._speaking is reply:
-                    await self._finish(reply, event)
+    def _advance(self, now: float) -> bool:
+        """Put what comes next on the line, or change whose turn it is; false if there is nothing to do by now."""
+        reply = self._speaking
+        if reply is None:
+            return self._begin_turn(now)
+        if reply.response is None:
+            return self._begin(reply, now)
+        event = reply.response.pop_due(now)
+        if event is not None:
+            self._apply(reply, event)
+        return event is not None
 
-    async def _mark(self, reply: CallReply, name: str, wanted: Callable[[], bool]) -> None:
-        def heard(confirmed: bool) -> None:
+    def _begin_turn(self, now: float) -> bool:
+        if not self._queue:
+            return False
+        self._speaking = self._queue.popleft()
+        self._speaking.turn_s = now
+        return True
+
+    def _begin(self, reply: CallReply, now: float) -> bool:
+        try:
+            if not reply.may_begin:
+                if not is_due(self._text_deadline_s(reply), now):
+                    return False
+                raise TextTimeout(f"text_timeout_s is {self._config.limits.text_timeout_s:g}")
+            self._may_speak()
+            whole = reply.pop_text()
+            response = self._session.create_response(
+                settings=self._settings, text=whole or "", text_closed=whole is not None
+            )
+        except SpeechError as error:
+            self._end_turn()
+            self._emit_failed(reply, error.info, HeardText("", reply.waiting_text, 0.0))
+        else:
+            response.attach(self._wake)
+            reply.begin(response, self.line.position)
+        return True
+
+    def _apply(self, reply: CallReply, event: ResponseEvent) -> None:
+        match event:
+            case ResponseAudio():
+                reply.num_samples += event.num_samples
+                self.line.put(b"".join(event.packets))
+            case FlushCompleted() if event.flush < len(reply.marks):
+                self._put_mark(reply, reply.marks[event.flush])
+            case ResponseFinished():
+                self._finish(reply, event)
+
+    def _put_mark(self, reply: CallReply, name: str) -> None:
+        def reached(confirmed: bool) -> None:
             self._tell(
                 model.CallMarkReached(call_id=self.call_id, reply_id=reply.reply_id, name=name, confirmed=confirmed)
             )
 
-        await self.line.mark(heard, wanted)
+        self.line.put_mark(reached)
 
-    async def _finish(self, reply: CallReply, done: ResponseFinished) -> None:
-        if done.status is not ResponseStatus.COMPLETED:
+    def _finish(self, reply: CallReply, done: ResponseFinished) -> None:
+        self.line.fill_frame()
+        if done.status is ResponseStatus.COMPLETED:
             self._speaking = None
-            error = done.error or TextInputClosed("the reply was ended").info
-            self._emit_failed(reply, error, done.heard)
-            await self.line.wait_played(lambda: True)
-            return
+            self._unplayed.append(reply)
+            self.line.put_mark(lambda confirmed: self._played(reply, confirmed))
+        else:
+            self._end_turn()
+            self._emit_failed(reply, done.error or TextInputClosed("the reply was ended").info, done.heard)
+
+    def _end_turn(self) -> None:
         self._speaking = None
-        self._unplayed.append(reply)
-        await self.line.wait_played(lambda: reply in self._unplayed)
-        if reply in self._unplayed:
-            await self.line.mark(lambda confirmed: self._played(reply, confirmed), lambda: reply in self._unplayed)
+        self._hang_up_if_requested()
 
     def _played(self, reply: CallReply, confirmed: bool) -> None:
         if reply not in self._unplayed:
@@ -305,7 +336,6 @@ class Call:
         if say.end:
             reply.end()
         self._queue.append(reply)
-        self._more.set()
         return model.CallReplyAccepted(call_id=self.call_id, reply_id=reply_id)
 
     def _find_reply(self) -> Iterator[CallReply]:
@@ -323,16 +353,11 @@ class Call:
         heard = reply.heard_text(played, self.line.format.sample_rate)
         if reply.response is not None:
             reply.response.cancel(reply.played_ms(played, self.line.format.sample_rate))
-        reply.changed.set()
         self._tell(
             model.CallReplyInterrupted(
                 call_id=self.call_id, reply_id=reply.reply_id, cause=cause, heard=_to_heard_body(heard)
             )
         )
-
-    def _fail(self, reply: CallReply, error: SpeechError) -> None:
-        if self._speaking is reply:
-            self._emit_failed(reply, error.info, HeardText("", reply.waiting_text, 0.0))
 
     def _emit_failed(self, reply: CallReply, error: ErrorInfo, heard: HeardText) -> None:
         self._tell(

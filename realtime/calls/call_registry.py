@@ -45,6 +45,8 @@ class AgentSubscription:
     events: asyncio.Queue[model.CallEvent | None] = field(default_factory=asyncio.Queue)
     # The subscriber's event queue overflowed.
     is_overflowed: bool = False
+    # Called with each event, for a subscriber that does not wait for the queue.
+    wake: Callable[[], None] = lambda: None
 
     def matches(self, call: RegisteredCall) -> bool:
         mine = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
@@ -55,9 +57,15 @@ class AgentSubscription:
             return
         if self.events.qsize() >= self.max_events:
             self.is_overflowed = True
-            self.events.put_nowait(None)
+            self.end()
         else:
             self.events.put_nowait(event)
+            self.wake()
+
+    def end(self) -> None:
+        """There will be no more events."""
+        self.events.put_nowait(None)
+        self.wake()
 
 
 class CallRegistry:
@@ -115,7 +123,7 @@ class CallRegistry:
         for agent in filter(lambda agent: agent.matches(call), self._agents):
             agent.enqueue(event)
             if isinstance(event, model.CallEnded) and agent.call_id is not None:
-                agent.events.put_nowait(None)
+                agent.end()
         if call.is_local and self.elsewhere is not None:
             self.elsewhere.forward_event(event)
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 
-from engine.api import SpeechError
+from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
 from realtime.calls.call import Call
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
 from realtime.calls.playout import CallPlayout
 from realtime.config import CallSettings
+from realtime.connection import CloseReason, Connection
 from realtime.errors import CloseCode, RemoteProtocolError, rule_for
 from realtime.protocol import model
 from realtime.protocol.telephony import base
 from realtime.server import SpeechServer
-from realtime.transports.transport import MessageReader, MessageTransport, check_size
-from sessions.clock import now_s
+from realtime.transports.transport import MessageTransport
 from sessions.config import AudioFormat, Encoding
 from sessions.session import Session
 from sessions.vad.barge_in import BargeInDetector, BargeInSettings
@@ -33,8 +32,8 @@ log = logging.getLogger("voicewire.calls")
 MAX_LATE_EVENTS = 1_000
 
 
-class CallConnection:
-    """``converse`` returns when the line is closed; then ``aclose``."""
+class CallConnection(Connection):
+    """``run`` returns when the line is closed; then ``aclose``."""
 
     def __init__(
         self,
@@ -44,51 +43,37 @@ class CallConnection:
         caller: Principal,
         link: MessageTransport,
     ) -> None:
-        self._server, self._switchboard = server, switchboard
+        super().__init__(server)
+        self._switchboard = switchboard
         self._dialect, self._caller, self._link = dialect, caller, link
         self._settings = server.config.calls
         self._session: Session = server.open_session(caller)
         self._call: Call | None = None
         self._live: RegisteredCall | None = None
         self._ear: BargeInDetector | None = None
-        self._speaking: list[asyncio.Task[None]] = []
         self._listening = False
         # Of the caller's audio.
         self._last_number = -1
-        self._tasks = asyncio.TaskGroup()
         self._entered = ExitStack()
-        self._opened_s = now_s()
-        # Not to be ended: not yet begun, or about to end.
-        self._ending = True
+        # Of the end, unless the connection is closed from here.
         self._reason = "caller"
 
     async def run(self) -> None:
         with self._server.track_connection(self, self._caller):
             try:
-                async with self._tasks:
-                    self._ending = False
-                    await self._read()
-                    self._leave()
-                    for task in self._speaking:
-                        task.cancel()
+                await self._run(self._link)
             except asyncio.CancelledError:
                 self._reason = "draining"
                 raise
-            except ExceptionGroup:
-                log.exception("internal error in call", extra={"session_id": self._session.session_id})
-                self._reason = "internal_error"
-                self._leave()
-                await self._link.close(CloseCode.INTERNAL_ERROR, self._reason)
             finally:
-                self._leave()
-                self._speaking.clear()  # a cancelled task holds its frames, and they hold the call
+                self._stop()
 
     async def aclose(self) -> None:
         """Returns when nothing of the session is left."""
         await self._session.aclose()
 
     def on_tick(self, now_s: float) -> None:
-        if self._ending:
+        if not self._is_running:
             return
         if self._call is None:
             if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
@@ -102,55 +87,45 @@ class CallConnection:
         elif self._server.draining and not self._call.is_busy:
             self.close("draining")
 
-    def close(self, code: str) -> None:
-        self._hang_up(code, CloseCode.NORMAL if self._call is not None else CloseCode.POLICY_VIOLATION)
+    def _end(self, info: ErrorInfo, close: CloseCode | None) -> None:
+        """A call that has begun ends as any other call."""
+        self._begin_close(CloseCode.POLICY_VIOLATION if self._call is None else CloseCode.NORMAL, info.code)
 
-    def _hang_up(self, reason: str, code: CloseCode = CloseCode.NORMAL) -> None:
-        if not self._ending:
-            self._ending = True
-            self._reason = reason
-            self._call_soon(self._close(reason, code))
+    def _hang_up(self, reason: str) -> None:
+        self._begin_close(CloseCode.NORMAL, reason)
 
-    async def _close(self, reason: str, code: CloseCode) -> None:
+    async def _write_close(self, reason: CloseReason) -> None:
         if (message := self._dialect.send_hang_up()) is not None:
-            await self._link.send(message)
-        await self._link.close(code, reason)
+            await self._link.write(message)
+        await super()._write_close(reason)
 
-    def _call_soon(self, work: Coroutine[None, None, None]) -> None:
-        """Start it now without waiting for it."""
+    async def _receive(self, message: model.Message) -> None:
         try:
-            self._tasks.create_task(work, name="voicewire call")
-        except RuntimeError:  # a part of the call has failed, and all of it ends
-            work.close()
-
-    def _send_soon(self, message: str | bytes) -> None:
-        self._call_soon(self._link.send(message))
-
-    async def _read(self) -> None:
-        reader = MessageReader(self._link)
-        while (message := await reader.receive()) is not None:
-            if self._ending:  # whatever it says now comes too late
-                continue
-            try:
-                check_size(message, self._server.config.limits.max_message_bytes)
-                for event in self._dialect.receive_message(message):
+            self._check_size(message)
+            for event in self._dialect.receive_message(message):
+                if self._close_reason is None:  # whatever it says later comes too late
                     await self._handle_event(event)
-            except SpeechError as error:
-                self._fail(error)
+        except SpeechError as error:
+            code = error.info.code
+            self._server.metrics.refused(code)
+            log.info("telephony protocol error", extra={"code": code, "dialect": self._dialect.name})
+            self._begin_close(rule_for(code).close or CloseCode.INVALID_DATA, code)
 
-    def _fail(self, error: SpeechError) -> None:
-        info = error.info
-        self._server.metrics.refused(info.code)
-        log.info("telephony protocol error", extra={"code": info.code, "dialect": self._dialect.name})
-        self._hang_up(info.code, rule_for(info.code).close or CloseCode.INVALID_DATA)
+    def _pop_event(self, now: float) -> bool:
+        messages = [] if self._call is None else self._call.pop_due(now)
+        self._messages.extend(messages)
+        return bool(messages)
+
+    def _due_s(self, now: float) -> float | None:
+        return None if self._call is None else self._call.due_s(now)
 
     async def _handle_event(self, event: model.TelephonyEvent) -> None:
         if isinstance(event, model.StreamStarted):
             if self._settings.barge_in and not load_model.cache_info().currsize:
                 await asyncio.to_thread(load_model)  # takes a good part of a second, once
-            self._start(event)
+            self._start_call(event)
             if (greeting := self._dialect.send_greeting()) is not None:
-                await self._link.send(greeting)
+                self._send(greeting)
             return
         call = self._call
         match event:
@@ -190,7 +165,7 @@ class CallConnection:
         self._last_number = number
         return False
 
-    def _start(self, started: model.StreamStarted) -> None:
+    def _start_call(self, started: model.StreamStarted) -> None:
         line = started.line
         call_id = f"call-{secrets.token_hex(8)}"
         settings = replace(
@@ -211,38 +186,43 @@ class CallConnection:
             call_id,
             self._session,
             settings,
-            CallPlayout(self._dialect, line, self._link.send, self._settings),
+            CallPlayout(self._dialect, line, self._settings, self._to_write.set),
             self._server.config,
             check_can_start=self._server.check_not_draining,
             on_event=weak_method(self._publish_event),
-            send_nowait=weak_method(self._send_soon),
+            send_nowait=weak_method(self._send_clear),
             hang_up=weak_method(self._hang_up),
+            wake=self._to_write.set,
         )
         self._live = RegisteredCall(self._caller.name, connected, self._call.handle_command)
         if self._settings.barge_in:
             self._ear = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._settings))
         self._entered.enter_context(self._switchboard.connected(self._live))
-        work = (self._call.run(), self._call.line.advance_clock())
-        self._speaking = [self._tasks.create_task(part, name="voicewire call") for part in work]
+        self._to_write.set()
         log.info("call connected", extra={"session_id": self._session.session_id, "dialect": self._dialect.name})
+
+    def _send_clear(self, message: model.Message) -> None:
+        self._link.discard_audio()
+        self._send(message)
 
     def _publish_event(self, event: model.CallEvent) -> None:
         if self._live is not None:
             self._switchboard.publish(self._live, event)
 
-    def _leave(self) -> None:
-        """The line is closed: say so, once, and take no more commands."""
-        self._ending = True
+    def _stop(self) -> None:
+        """Say that the call has ended, once, and take no more commands."""
+        super()._stop()
         if self._call is None or self._live is None:
             return
+        reason = self._close_reason.text if self._close_reason is not None else self._reason
         self._call.interrupt("hang_up")
         if self._ear is not None:
             self._switchboard.vad_scheduler.remove(self._ear)
-        self._publish_event(model.CallEnded(call_id=self._call.call_id, reason=self._reason))
+        self._publish_event(model.CallEnded(call_id=self._call.call_id, reason=reason))
         self._live = None
         self._entered.close()
         self._session.detach()
-        log.info("call ended", extra={"session_id": self._session.session_id, "code": self._reason})
+        log.info("call ended", extra={"session_id": self._session.session_id, "code": reason})
 
 
 def barge_in_settings(calls: CallSettings) -> BargeInSettings:

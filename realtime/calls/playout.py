@@ -6,18 +6,17 @@ is, the clock tells, and the marks that come back correct it. A mark that comes 
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from realtime.config import CallSettings
 from realtime.protocol.model import Message, TelephonyFormat
 from realtime.protocol.telephony.base import TelephonyDialect
 from sessions.audio.pacer import Pacer, PacerSettings
-from sessions.clock import WakeEvent, is_due, next_tick, now_s
+from sessions.clock import is_due, next_tick, now_s
 from sessions.vad.echo_suppression import PlayoutLevel
 from sessions.vad.energy import SILENCE, SILENCE_DB
 
@@ -30,10 +29,6 @@ MAX_CATCH_UP_S = 0.1
 OnMarkReached = Callable[[bool], None]
 
 
-class MessageWriter(Protocol):
-    def __call__(self, message: Message, wanted: Callable[[], bool] | None = None) -> Awaitable[None]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PendingMark:
     position: int
@@ -42,22 +37,29 @@ class PendingMark:
 
 
 class CallPlayout:
-    """Positions count samples since the call began. One task plays; all else may be called from anywhere."""
+    """Positions count samples since the call began.
+
+    Audio and marks are put in order, and popped as messages when they are due. ``wake`` is called when ``due_s`` may
+    have become earlier.
+    """
 
     def __init__(
-        self, dialect: TelephonyDialect, line: TelephonyFormat, write: MessageWriter, settings: CallSettings
+        self, dialect: TelephonyDialect, line: TelephonyFormat, settings: CallSettings, wake: Callable[[], None]
     ) -> None:
         self.format = line
         self.frame_samples = line.sample_rate * FRAME_MS // 1000
-        self._dialect, self.write, self._settings = dialect, write, settings
+        self._dialect, self._settings, self._wake = dialect, settings, wake
         self._frame_bytes = self.frame_samples * line.sample_bytes
         self._pacer = self._new_pacer()
         # Position where the pacer began.
         self._base = 0
         self._own_voice = PlayoutLevel(line.encoding, line.sample_rate)
+        # Audio that was put and not popped, then marks behind it.
         self._rest = b""
-        # Counts the clears.
-        self._epoch = 0
+        self._waiting_marks: deque[OnMarkReached] = deque()
+        # For a far side that must be fed.
+        self._silence = dialect.send_audio(SILENCE[line.encoding] * self.frame_samples) if dialect.is_paced else None
+        self._next_silence_s = now_s()
         self._numbers = itertools.count(1)
         # By their names on the wire, in order.
         self._marks: dict[str, PendingMark] = {}
@@ -65,7 +67,6 @@ class CallPlayout:
         # When playout ran out, if nothing was sent since.
         self._cleared_s = math.inf
         self._held = False
-        self._alarm = WakeEvent()
 
     @property
     def position(self) -> int:
@@ -88,51 +89,65 @@ class CallPlayout:
         """Whether the far side has something left to play."""
         return self._pacer.lead_samples(now_s()) > 0
 
-    async def play(self, data: bytes, wanted: Callable[[], bool]) -> None:
-        """Whole frames leave when they are due, the rest waits for more, all of it only while ``wanted``, and until
-        it is cleared."""
-        epoch = self._epoch
+    @property
+    def has_frame(self) -> bool:
+        return len(self._rest) >= self._frame_bytes
 
-        def still_wanted() -> bool:
-            return epoch == self._epoch and wanted()
+    @property
+    def has_room(self) -> bool:
+        """Whether all whole frames and marks have left, so that more may be put."""
+        return not self.has_frame and not self._waiting_marks
 
+    def put(self, data: bytes) -> None:
+        """Whole frames leave when they are due, the rest waits for more."""
         self._rest += data
-        while still_wanted() and len(self._rest) >= self._frame_bytes:
-            await self._until_due(still_wanted)
-            if still_wanted():
-                await self._send_frame(still_wanted)
-                await self._send_periodic_mark(still_wanted)
 
-    async def _send_frame(self, wanted: Callable[[], bool]) -> None:
+    def fill_frame(self) -> None:
+        """Fill up with silence what is left of the last frame."""
+        missing = -len(self._rest) % self._frame_bytes // self.format.sample_bytes
+        self._rest += SILENCE[self.format.encoding] * missing
+
+    def put_mark(self, reached: OnMarkReached) -> None:
+        """``reached`` is called once the caller has heard what was put so far; never if it is cleared."""
+        self._waiting_marks.append(reached)
+
+    def due_s(self, now: float) -> float | None:
+        """When ``pop_due`` returns something; ``None`` while nothing waits."""
+        if self._waiting_marks and not self.has_frame:
+            return now
+        dues = [self._pacer.due_s(self.frame_samples, now)] if self.has_frame and not self._held else []
+        if self._silence is not None:
+            dues.append(max(self._next_silence_s, self._pacer.underrun_deadline_s() if self.is_playing else 0.0))
+        return min(dues, default=None)
+
+    def pop_due(self, now: float) -> list[Message]:
+        """The messages of the next frame, or of the marks behind the last one; silence where the far side needs it."""
+        if self.has_frame:
+            if not self._held and is_due(self._pacer.due_s(self.frame_samples, now), now):
+                return [self._pop_frame(now), *self._periodic_mark(now)]
+        elif self._waiting_marks:
+            marks = [self._mark(self._waiting_marks.popleft(), now) for _ in range(len(self._waiting_marks))]
+            return [message for message in marks if message is not None]
+        return self._pop_silence(now)
+
+    def _pop_frame(self, now: float) -> Message:
         frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
         self._cleared_s = math.inf
-        self._pacer.on_sent(self.frame_samples, next_tick(now_s()))  # the next are due on ticks, too
+        self._pacer.on_sent(self.frame_samples, next_tick(now))  # the next are due on ticks, too
         self._own_voice.on_sent(self._sent(), frame)
-        await self.write(self._dialect.send_audio(frame), wanted)
+        return self._dialect.send_audio(frame)
 
-    async def advance_clock(self) -> None:
-        """For a far side that must be fed: silence, whenever there is nothing to say."""
-        silence = self._dialect.send_audio(SILENCE[self.format.encoding] * self.frame_samples)
-        due_s = now_s()
-        while self._dialect.is_paced:
-            due_s = max(due_s + FRAME_MS / 1000, now_s() - MAX_CATCH_UP_S)
-            await asyncio.sleep(next_tick(due_s) - now_s())  # many lines wake in one turn
-            if not self.is_playing:
-                await self.write(silence, lambda: not self.is_playing)
+    def _pop_silence(self, now: float) -> list[Message]:
+        if self._silence is None or not is_due(self._next_silence_s, now):
+            return []
+        self._next_silence_s = max(self._next_silence_s + FRAME_MS / 1000, now - MAX_CATCH_UP_S)
+        return [] if self.is_playing else [self._silence]
 
-    async def wait_played(self, wanted: Callable[[], bool]) -> None:
-        """Play what is left of the last frame, filled up with silence."""
-        if self._rest:
-            missing = -len(self._rest) % self._frame_bytes // self.format.sample_bytes
-            await self.play(SILENCE[self.format.encoding] * missing, wanted)
-
-    async def mark(self, reached: OnMarkReached | None, wanted: Callable[[], bool] | None = None) -> None:
-        """``reached`` is called once the caller has heard what was played so far; never if it is cleared."""
+    def _mark(self, reached: OnMarkReached | None, now: float) -> Message | None:
         name = f"{MARK_PREFIX}{next(self._numbers)}"
-        self._marks[name] = PendingMark(self._sent(), now_s(), reached)
+        self._marks[name] = PendingMark(self._sent(), now, reached)
         self._marked = self._sent()
-        if (message := self._dialect.send_mark(name)) is not None:
-            await self.write(message, wanted)
+        return self._dialect.send_mark(name)
 
     def on_mark_reached(self, name: str) -> None:
         """The far side returns a mark, and by it those before. Unknown ones are passed over."""
@@ -140,7 +155,7 @@ class CallPlayout:
             return
         position = self._marks[name].position
         self._pacer.on_playback_report(position - self._base, now_s())
-        self._alarm.set()
+        self._wake()
         for earlier in [one for one, mark in self._marks.items() if mark.position <= position]:
             self._resolve_marks(earlier, earlier == name)
             if earlier == name:
@@ -149,24 +164,24 @@ class CallPlayout:
     def on_cleared(self) -> Message | None:
         """Forget what was not played; what is to be sent for it. From now on nothing of it is sent, and no mark of
         it counts."""
-        self._epoch += 1
         self._base, self._cleared_s = self.played(), now_s()
         self._own_voice.truncate(self._base + self.frame_samples)
         self._pacer = self._new_pacer()
         self._rest = b""
+        self._waiting_marks.clear()
         self._marks.clear()
         self._marked = self._base
-        self._alarm.set()
+        self._wake()
         return self._dialect.send_clear()
 
     def set_paused(self, on: bool) -> None:
         """The far buffer is full, or has room again."""
         self._held = on
-        self._alarm.set()
+        self._wake()
 
     def on_tick(self) -> None:
         """Confirm overdue marks by the local clock, and drop held audio that is no longer wanted."""
-        self._alarm.set()
+        self._wake()
         grace_s = self._settings.mark_timeout_s if self._dialect.has_marks else 0.0
         played, now = self.played(), now_s()
         for name, mark in list(self._marks.items()):
@@ -183,20 +198,15 @@ class CallPlayout:
         if mark.reached is not None:
             mark.reached(confirmed)
 
-    async def _send_periodic_mark(self, wanted: Callable[[], bool]) -> None:
+    def _periodic_mark(self, now: float) -> list[Message]:
         every = self._settings.mark_interval_ms * self.format.sample_rate // 1000
-        if self._dialect.has_marks and wanted() and self._sent() - self._marked >= every:
-            await self.mark(None, wanted)
+        if not self._dialect.has_marks or self._sent() - self._marked < every:
+            return []
+        message = self._mark(None, now)
+        return [] if message is None else [message]
 
     def _sent(self) -> int:
         return self._base + self._pacer.handed_over_samples
-
-    async def _until_due(self, wanted: Callable[[], bool]) -> None:
-        while wanted():
-            due_s = self._pacer.due_s(self.frame_samples, now_s())
-            if not self._held and is_due(due_s, now_s()):
-                return
-            await self._alarm.wait(until_s=None if self._held else due_s)
 
     def _new_pacer(self) -> Pacer:
         lead_ms = min(self._settings.lead_ms, self._dialect.max_buffer_ms)

@@ -12,7 +12,7 @@ from typing import Any
 from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import CallRegistry
-from realtime.connection import Connection
+from realtime.dialect_connection import DialectConnection
 from realtime.errors import RemoteProtocolError, RequestRefused
 from realtime.mqtt.broker_connector import HARD_LIMIT
 from realtime.mqtt.call_bridge import MqttCallBridge
@@ -159,7 +159,7 @@ class MqttConnectionHandler:
 
     async def _prepare_session(
         self, held: AsyncExitStack, client: str, arrival: IncomingMessage
-    ) -> tuple[Connection, MqttSessionTransport, messages.MqttOpened]:
+    ) -> tuple[DialectConnection, MqttSessionTransport, messages.MqttOpened]:
         """Take a place, and be there to hear. Raises what refuses a session."""
         self._check_size(arrival.payload)
         wanted = messages.parse_open(arrival.payload)
@@ -192,7 +192,7 @@ class MqttConnectionHandler:
 
     def _prepare_text(
         self, held: AsyncExitStack, client: str, arrival: IncomingMessage
-    ) -> tuple[Connection, MqttReplyTransport]:
+    ) -> tuple[DialectConnection, MqttReplyTransport]:
         self._check_size(arrival.payload)
         wanted = messages.parse_say(arrival.payload)
         limit = self._server.config.limits.max_speech_request_chars
@@ -211,10 +211,10 @@ class MqttConnectionHandler:
 
     def _run_session(
         self, held: AsyncExitStack, wire: DialectRoute, dialect: MqttSessionDialect | MqttOneShotDialect
-    ) -> Connection:
+    ) -> DialectConnection:
         self._server.check_connection_limits(self._owner)
         self._server.check_response_limits(self._owner)
-        connection = Connection(self._server, wire, dialect)
+        connection = DialectConnection(self._server, wire, dialect)
         held.push_async_callback(connection.aclose)
         connection.open(self._owner)
         return connection

@@ -17,16 +17,15 @@ from starlette.websockets import WebSocket
 from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
-from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused, rule_for
+from realtime.connection import Connection
+from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused
 from realtime.protocol import model
 from realtime.protocol.call_events import parse_command, serialize
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import (
     WRITE_GRACE_S,
-    MessageReader,
     WebSocketTransport,
-    check_size,
     read_limited_body,
 )
 
@@ -66,7 +65,9 @@ class AgentEndpoint:
             listening.__exit__(None, None, None)
 
 
-class AgentConnection:
+class AgentConnection(Connection):
+    """``run`` returns when the line is closed."""
+
     def __init__(
         self,
         server: SpeechServer,
@@ -75,43 +76,38 @@ class AgentConnection:
         agent: AgentSubscription,
         link: WebSocketTransport,
     ) -> None:
-        self._server, self._switchboard, self._caller = server, switchboard, caller
+        super().__init__(server)
+        self._switchboard, self._caller = switchboard, caller
         self._agent, self._link = agent, link
-        self._num_errors = 0
-        self._tasks = asyncio.TaskGroup()
-        self._ending = True
+        agent.wake = self._to_write.set
 
     async def run(self) -> None:
-        """Returns when the line is closed."""
-        async with self._tasks:
-            self._ending = False
-            telling = self._tasks.create_task(self._send_events(), name="voicewire agent")
-            reader = MessageReader(self._link)
-            while (message := await reader.receive()) is not None:
-                await self._receive(message)
-            self._ending = True
-            telling.cancel()
+        await self._run(self._link)
 
     def on_tick(self, now_s: float) -> None:
         if self._server.draining and not self._switchboard.calls(self._caller.name):
             self.close("draining")
 
-    def close(self, code: str) -> None:
-        if not self._ending:
-            self._ending = True
-            close = rule_for(code).close or CloseCode.POLICY_VIOLATION
-            self._tasks.create_task(self._link.close(close, code), name="voicewire agent close")
-
-    async def _send_events(self) -> None:
-        while (event := await self._agent.events.get()) is not None:
-            await self._link.send(serialize(event))
-        self._ending = True
-        if self._agent.is_overflowed:
-            await self._link.close(CloseCode.POLICY_VIOLATION, "slow_reader")
+    def _pop_event(self, now: float) -> bool:
+        if self._agent.events.empty():
+            return False
+        event = self._agent.events.get_nowait()
+        if event is not None:
+            self._send(serialize(event))
+        elif self._agent.is_overflowed:
+            self._begin_close(CloseCode.POLICY_VIOLATION, "slow_reader")
         else:
-            await self._link.close(CloseCode.NORMAL)
+            self._begin_close(CloseCode.NORMAL, "")
+        return True
 
-    async def _receive(self, message: str | bytes) -> None:
+    def _due_s(self, now: float) -> float | None:
+        return None
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._agent.events.empty()
+
+    async def _receive(self, message: model.Message) -> None:
         call_id = self._agent.call_id
         try:
             command = self._parse(message)
@@ -120,22 +116,17 @@ class AgentConnection:
                 raise RemoteProtocolError("invalid_event", "call_id must be given here", "call_id")
             answer = await self._switchboard.call(self._caller.name, call_id).handle_command(command)
         except SpeechError as error:
-            answer = model.CommandRefused.from_info(error.info, call_id)
-            self._count_error(answer.code)
-        if answer is not None:
-            self._agent.enqueue(answer)
+            self._agent.enqueue(model.CommandRefused.from_info(error.info, call_id))
+            self._count_refusal(error.info.code)
+        else:
+            if answer is not None:
+                self._agent.enqueue(answer)
 
-    def _parse(self, message: str | bytes) -> model.Command:
-        check_size(message, self._server.config.limits.max_message_bytes)
+    def _parse(self, message: model.Message) -> model.Command:
+        self._check_size(message)
         if isinstance(message, bytes):
             raise RemoteProtocolError("binary_not_accepted", "this address takes text messages only")
         return parse_command(message)
-
-    def _count_error(self, code: str) -> None:
-        self._server.metrics.refused(code)
-        self._num_errors += 1
-        if self._num_errors >= self._server.config.limits.max_errors_per_connection:
-            self.close("too_many_errors")
 
 
 class CallEventStream:
@@ -148,7 +139,7 @@ class CallEventStream:
         """The call has its own clock."""
 
     def close(self, code: str) -> None:
-        self._agent.events.put_nowait(None)
+        self._agent.end()
 
 
 class LeasedStreamingResponse(StreamingResponse):

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
-from realtime.connection import Connection, refusal
+from realtime.dialect_connection import DialectConnection, refusal
 from realtime.errors import RequestRefused
 from realtime.protocol import model
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
@@ -36,7 +36,7 @@ class DialectEndpoint:
             request = HTTPConnection(scope)
             caller = self._admit(request)
             dialect = self._wire.dialect(_handshake(request))
-            connection = Connection(self._server, self._wire, dialect)
+            connection = DialectConnection(self._server, self._wire, dialect)
             connection.open(caller)
         except SpeechError as error:
             await self._refuse(error, scope, receive, send)
@@ -66,13 +66,13 @@ class DialectEndpoint:
             self._server.check_response_limits(caller)
         return caller
 
-    async def _serve_socket(self, connection: Connection, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_socket(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in connection.headers().items()]
         await WebSocket(scope, receive, send).accept(subprotocol=connection.subprotocol, headers=headers)
         await connection.run(WebSocketTransport(scope, receive, send, timeout_s))
 
-    async def _serve_http(self, connection: Connection, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_http(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
         link = HttpTransport(scope, receive, send, weak_method(connection.head))
         try:
             limit = self._server.config.limits.max_message_bytes

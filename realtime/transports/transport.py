@@ -53,9 +53,13 @@ class MessageTransport(ABC):
     async def close(self, code: int, reason: str = "") -> None:
         """End the line; ``receive`` returns ``None`` from now on. Idempotent."""
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
-        """Write one message, when the line can take it and if it is still ``wanted`` then."""
-        if await self.writable() and (wanted is None or wanted()):
+    def discard_audio(self) -> None:
+        """Drop what was written and is still being encoded."""
+        return
+
+    async def send(self, message: str | bytes) -> None:
+        """Write one message when the line can take it."""
+        if await self.writable():
             await self.write(message)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from engine.api import SpeechError
-from realtime.connection import Connection
+from realtime.dialect_connection import DialectConnection
 from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
@@ -66,7 +66,7 @@ class WyomingServer:
         try:
             self._check_capacity()
             dialect = WyomingDialect(await self._info(), self._settings.sample_rate, limit)
-            connection = Connection(self._server, WIRE, dialect)
+            connection = DialectConnection(self._server, WIRE, dialect)
             connection.open(self._owner)
         except SpeechError as error:
             info = error.info

@@ -68,15 +68,16 @@ class XiaozhiTransport(MessageTransport):
         return await self._line.writable()
 
     async def write(self, message: str | bytes) -> None:
-        await self.send(message)
-
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
         if isinstance(message, bytes):
-            await self._send_audio(message, wanted)
+            await self._write_audio(message)
         elif message == self._dialect.stop():
             await self._stop()
         else:
-            await self._line.send(message, wanted)
+            await self._line.send(message)
+
+    def discard_audio(self) -> None:
+        self._encoder = OpusEncoder(self._settings)
+        self._gathered.clear()
 
     async def close(self, code: int, reason: str = "") -> None:
         await self._line.close(code, reason)
@@ -91,7 +92,7 @@ class XiaozhiTransport(MessageTransport):
             else:
                 await asyncio.sleep(left_s)
 
-    async def _send_audio(self, pcm: bytes, wanted: Callable[[], bool] | None) -> None:
+    async def _write_audio(self, pcm: bytes) -> None:
         encoder = self._encoder
         self._gathered += pcm
         if len(self._gathered) < PACKET_BYTES and pcm != FLUSH:
@@ -100,11 +101,9 @@ class XiaozhiTransport(MessageTransport):
         packets = await self._threads.run(lambda: _encoded(encoder, sound, pcm == FLUSH))
         if encoder is self._encoder:  # else it was stopped meanwhile
             for packet in packets:
-                await self._send_packet(packet, wanted)
+                await self._write_packet(packet)
 
-    async def _send_packet(self, packet: OpusPacket, wanted: Callable[[], bool] | None) -> None:
-        if wanted is not None and not wanted():
-            return
+    async def _write_packet(self, packet: OpusPacket) -> None:
         now = now_s()
         if not self._speaking.is_set():
             self._speaking.set()
@@ -113,11 +112,10 @@ class XiaozhiTransport(MessageTransport):
         self._played_s = max(self._played_s, now) + PACKET_MS / 1000
         time_ms = self._num_packets * PACKET_MS
         self._num_packets += 1
-        await self._line.send(pack_frame(self._version, packet.data, time_ms), wanted)
+        await self._line.send(pack_frame(self._version, packet.data, time_ms))
 
     async def _stop(self) -> None:
-        self._encoder = OpusEncoder(self._settings)
-        self._gathered.clear()
+        self.discard_audio()
         if self._speaking.is_set():
             self._speaking.clear()
             await self._line.send(self._dialect.stop())

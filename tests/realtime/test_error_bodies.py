@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from engine.api import ErrorInfo
-from realtime.connection import refusal
+from realtime.dialect_connection import refusal
 from realtime.errors import RULES, http_status, openai_error
 from realtime.protocol import call_events, model, native
 from realtime.protocol.dialects.base import Dialect

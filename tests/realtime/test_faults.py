@@ -18,7 +18,8 @@ from websockets.client import ClientProtocol
 from websockets.uri import parse_uri
 
 from realtime.auth import LOCAL
-from realtime.connection import MAX_PENDING_MESSAGES, Connection
+from realtime.connection import MAX_PENDING_MESSAGES
+from realtime.dialect_connection import DialectConnection
 from realtime.protocol import events as ev
 from realtime.protocol import model
 from realtime.protocol.dialects.registry import NATIVE_ROUTE
@@ -312,7 +313,7 @@ async def test_connection_failed_by_backpressure_ends_once(live: LiveServer) -> 
     async with live.session() as client:
         await until(lambda: live.speech.num_connections == 1)
         connection = next(iter(live.speech._connections))
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, DialectConnection)
 
         def fail(message: model.Message) -> list[model.DialectCommand]:
             raise RuntimeError("a fault of ours")
@@ -360,9 +361,9 @@ class FloodedLink(MessageTransport):
             self.turn += 1
 
 
-def native_connection(live: LiveServer) -> Connection:
+def native_connection(live: LiveServer) -> DialectConnection:
     handshake = model.ClientHandshake(path={}, query={}, headers={}, request_id="r")
-    connection = Connection(live.speech, NATIVE_ROUTE, NATIVE_ROUTE.dialect(handshake))
+    connection = DialectConnection(live.speech, NATIVE_ROUTE, NATIVE_ROUTE.dialect(handshake))
     connection.open(LOCAL)
     return connection
 

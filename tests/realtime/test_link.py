@@ -63,17 +63,6 @@ async def test_of_many_that_wait_one_writes_and_the_others_wait_on() -> None:
             line.writable.set()
 
 
-async def test_stale_message_is_not_sent_when_link_is_writable() -> None:
-    line = FakeLine()
-    wanted = True
-    async with asyncio.TaskGroup() as writers:
-        writers.create_task(line.link().send(b"sound", lambda: wanted))
-        await turn_around()
-        wanted = False
-        line.writable.set()
-    assert not line.sent
-
-
 @pytest.mark.parametrize("ends", ["before", "while it waits"])
 async def test_send_after_close_does_nothing(ends: str) -> None:
     line = FakeLine()

@@ -13,6 +13,7 @@ from realtime.protocol import model
 from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.twilio import TwilioDialect
 from realtime.server import SpeechServer
+from realtime.transports.transport import MessageTransport
 from sessions.vad.silero import load_model
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls import twilio_simulator
@@ -21,23 +22,25 @@ from tests.realtime.live_server import load_test_config
 SCRIPT = FakeScript(ms_per_char=50.0, first_chunk_s=0.05, real_time_factor=0.1)
 
 
-class QueueLink:
-    """Implements ``MessageTransport``: what the phone says goes in, what the server says is told at once."""
+class QueueLink(MessageTransport):
+    """What the phone says goes in, what the server says is told at once."""
 
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self.told: Callable[[str | bytes], None] = lambda _: None
         self.closed: tuple[int, str] | None = None
-        self.writable = asyncio.Event()
-        self.writable.set()
+        self.unblocked = asyncio.Event()
+        self.unblocked.set()
 
     async def receive(self) -> str | bytes | None:
         return None if self.closed else await self.incoming.get()
 
-    async def send(self, message: str | bytes, wanted: Callable[[], bool] | None = None) -> None:
-        await self.writable.wait()
-        if self.closed is None and (wanted is None or wanted()):
-            self.told(message)
+    async def writable(self) -> bool:
+        await self.unblocked.wait()
+        return self.closed is None
+
+    async def write(self, message: str | bytes) -> None:
+        self.told(message)
 
     async def close(self, code: int, reason: str = "") -> None:
         if self.closed is None:

@@ -15,10 +15,10 @@ from realtime.calls.playout import CallPlayout
 from realtime.config import CallSettings
 from realtime.errors import RequestRefused
 from realtime.protocol import model
-from realtime.protocol.model import Message, TelephonyFormat
+from realtime.protocol.model import TelephonyFormat
 from realtime.protocol.telephony.asterisk import AsteriskDialect
 from realtime.protocol.telephony.twilio import TwilioDialect
-from sessions.clock import TICK_S, next_tick, now_s
+from sessions.clock import TICK_S, WakeEvent, next_tick, now_s
 from sessions.errors import DuplicateResponse, LimitExceeded, TextInputClosed, UnknownResponse
 from sessions.vad.energy import SILENCE_DB
 from tests.fakes.engine import FakeScript
@@ -56,12 +56,32 @@ async def test_a_reply_is_played_in_frames_at_the_callers_pace() -> None:
         assert call.far.events.count("mark") == 3
 
 
+def began_line() -> CallPlayout:
+    """Of Twilio's."""
+    dialect = TwilioDialect()
+    dialect.receive_message(twilio_simulator.connected())
+    dialect.receive_message(twilio_simulator.start())
+    return CallPlayout(dialect, TelephonyFormat(), CallSettings(lead_ms=100), lambda: None)
+
+
+async def play(line: CallPlayout, data: bytes, alarm: WakeEvent | None = None) -> list[float]:
+    """Put it, and pop every frame when it is due; when that was."""
+    line.put(data)
+    sent_s = []
+    while line.has_frame:
+        if line.pop_due(now_s()):
+            sent_s.append(now_s())
+        else:
+            await (alarm or WakeEvent()).wait(until_s=line.due_s(now_s()))
+    return sent_s
+
+
 @pytest.mark.parametrize("is_cleared", [True, False])
 async def test_our_own_voice_comes_back_for_a_moment_only(is_cleared: bool) -> None:
-    line, loud = began_line(), bytes(160 * 50)
+    line = began_line()
     for _ in range(2):
         assert line.playout_level_db() == SILENCE_DB
-        await line.play(loud, lambda: True)
+        await play(line, bytes(160 * 50))
         assert line.playout_level_db() > -10
         if is_cleared:
             line.on_cleared()
@@ -70,29 +90,15 @@ async def test_our_own_voice_comes_back_for_a_moment_only(is_cleared: bool) -> N
         await asyncio.sleep(0.4)
 
 
-def began_line(sent_s: list[float] | None = None) -> CallPlayout:
-    """Of Twilio's, which notes when something is sent."""
-
-    async def write(message: Message, wanted: object = None) -> None:
-        if sent_s is not None:
-            sent_s.append(now_s())
-
-    dialect = TwilioDialect()
-    dialect.receive_message(twilio_simulator.connected())
-    dialect.receive_message(twilio_simulator.start())
-    return CallPlayout(dialect, TelephonyFormat(), write, CallSettings(lead_ms=100))
-
-
 async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
     """Else whoever wakes for another reason would send sooner than who is woken by a tick, by up to one."""
-    sent_s: list[float] = []
-    line = began_line(sent_s)
+    line, alarm = began_line(), WakeEvent()
     await asyncio.sleep(next_tick(now_s()) + 0.0013 - now_s())
-    playing = asyncio.create_task(line.play(bytes(160 * 50), lambda: True))
+    playing = asyncio.create_task(play(line, bytes(160 * 50), alarm))
     while not playing.done():
         await asyncio.sleep(0.0007)
-        line.on_tick()
-    await playing
+        alarm.set()
+    sent_s = await playing
     paced_s = [moment_s for moment_s in sent_s if moment_s > sent_s[0] + 0.02]
     assert len(paced_s) > 40
     after_tick_s = [moment_s - next_tick(moment_s - TICK_S + 0.0001) for moment_s in paced_s]
@@ -314,12 +320,12 @@ async def test_a_reply_that_fails_leaves_the_call_alive() -> None:
 async def test_a_line_that_takes_nothing_does_not_keep_a_call_alive() -> None:
     async with phone() as call:
         await connect(call)
-        call.link.writable.clear()
+        call.link.unblocked.clear()
         await call.command(model.SayCommand(text=TEXT * 5, reply_id="r"))
         await asyncio.sleep(2.0)
         call.say_to_server(twilio_simulator.stop())
         await asyncio.sleep(0.1)
-        call.link.writable.set()
+        call.link.unblocked.set()
         await call.event(model.CallEnded)
 
 
@@ -370,13 +376,13 @@ async def test_a_call_that_has_ended_takes_no_command() -> None:
     """Although its line takes long to close."""
     async with phone() as call:
         told = await connect(call)
-        call.link.writable.clear()
+        call.link.unblocked.clear()
         call.say_to_server(twilio_simulator.stop())
         call.link.incoming.put_nowait(None)
         await call.event(model.CallEnded)
         with pytest.raises(RequestRefused, match="unknown"):
             call.board.call(LOCAL.name, told.call_id)
-        call.link.writable.set()
+        call.link.unblocked.set()
 
 
 async def test_an_agent_waits_for_no_line() -> None:
@@ -385,10 +391,10 @@ async def test_an_agent_waits_for_no_line() -> None:
         await connect(call)
         await call.command(model.SayCommand(text=TEXT, reply_id="r"))
         await asyncio.sleep(0.5)
-        call.link.writable.clear()
+        call.link.unblocked.clear()
         async with asyncio.timeout(0.1):
             await call.command(model.InterruptCommand())
-        call.link.writable.set()
+        call.link.unblocked.set()
         await asyncio.sleep(1.0)
         assert call.far.events[-1] == "clear"
 
@@ -505,7 +511,7 @@ async def live_through(seed: int) -> None:
         accepted = Counter[str]()
         for _ in range(NUM_ACTS):
             await asyncio.sleep(rng.choice((0, 0, 0.005, 0.1, 0.6)))
-            rng.choice((call.link.writable.set, call.link.writable.set, call.link.writable.clear))()
+            rng.choice((call.link.unblocked.set, call.link.unblocked.set, call.link.unblocked.clear))()
             match act(rng, call):
                 case str(message):
                     call.say_to_server(message)
@@ -514,7 +520,7 @@ async def live_through(seed: int) -> None:
                         answer = await call.board.call(LOCAL.name, call_id).handle_command(command)
                         if isinstance(answer, model.CallReplyAccepted):
                             accepted[answer.reply_id] += 1
-        call.link.writable.set()
+        call.link.unblocked.set()
         call.say_to_server(twilio_simulator.stop())
         await call.event(model.CallEnded)
         assert call.agent.events.empty(), "something was told after the hang-up"

@@ -44,9 +44,9 @@ def exchanges_recorded(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 
 def record_into(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str | None = None) -> None:
     """Record every exchange of this process; without a name, by the client's user agent."""
-    from realtime.connection import Connection
+    from realtime.dialect_connection import DialectConnection
 
-    create = Connection.__init__
+    create = DialectConnection.__init__
     folder.mkdir(parents=True, exist_ok=True)
 
     def create_recording(self: Any, server: Any, wire: Any, dialect: Any) -> None:
@@ -55,7 +55,7 @@ def record_into(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str | None 
         path = folder / f"{file_name}-{os.getpid()}-{len(list(folder.iterdir())):05}.jsonl"
         create(self, server, wire, RecordingDialect(dialect, wire, path) if wire in DIALECT_ROUTES else dialect)
 
-    monkeypatch.setattr(Connection, "__init__", create_recording)
+    monkeypatch.setattr(DialectConnection, "__init__", create_recording)
 
 
 def kinds_of(exchange: Exchange) -> set[str]:

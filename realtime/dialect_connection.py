@@ -1,0 +1,333 @@
+"""One client on one wire: a reader, a writer and its dialect, whatever carries the messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
+from realtime.auth import UNKNOWN_KEY, Principal
+from realtime.connection import CloseReason, Connection
+from realtime.conversation import Conversation, describe_session
+from realtime.errors import CloseCode, ProtocolError, RequestRefused, http_status, rule_for
+from realtime.option_resolver import OptionResolver
+from realtime.protocol import model
+from realtime.protocol.dialects.base import Dialect
+from realtime.protocol.dialects.registry import DialectRoute
+from realtime.server import SpeechServer
+from realtime.speech_api.overrides import merge_fields, override_settings
+from realtime.transports.http_routes import refusal_headers
+from realtime.transports.transport import HttpTransport, MessageTransport
+from sessions.session import Session
+from sessions.validation import check_format
+from sessions.voices.lookup import find_voice
+from sessions.weak import weak_method
+
+log = logging.getLogger("voicewire.connection")
+
+WARNING = "X-Voicewire-Warning"
+
+
+class DialectConnection(Connection):
+    """One client on one wire: ``open``, ``run``, ``aclose``. Messages become commands of its dialect, events of its
+    conversation become messages."""
+
+    def __init__(self, server: SpeechServer, route: DialectRoute, dialect: Dialect) -> None:
+        super().__init__(server)
+        self._route = route
+        self._dialect = dialect
+        self._entered = ExitStack()
+        self._caller = Principal()
+        self._resolver = OptionResolver(
+            replace(
+                server.settings,
+                lead_ms=self._lead_ms,
+                reports_heard_text=dialect.reports_heard_text,
+                align_eagerly=route.serial,
+            ),
+            server.engine.info,
+            server.config.dialects.voice_aliases,
+            weak_method(self._has_stored_voice),
+        )
+        self._session: Session | None = None
+        # There with the session: once it is known whose connection this is.
+        self._conversation: Conversation
+        self._warnings: tuple[str, ...] = ()
+        self._speech_fields: dict[str, Any] = {}
+        # HTTP: the one message of the client.
+        self._body: bytes | None = None
+
+    @property
+    def _lead_ms(self) -> int | None:
+        config = self._server.config
+        return None if self._route.transport == "http" else min(config.dialects.lead_ms, config.limits.max_lead_ms)
+
+    def open(self, caller: Principal) -> None:
+        """Take a place. Raises what refuses a handshake."""
+        self._caller = caller
+        if self._dialect.options is not None:
+            self._warnings = self._validate_options(self._dialect.options)
+        if caller.is_authenticated:
+            self._open_session(caller)
+        self._entered.enter_context(self._server.track_connection(self, caller))
+
+    def _validate_options(self, wish: model.SpeechOptions) -> tuple[str, ...]:
+        """What to warn of. Raises ``UnsupportedFormat``."""
+        settings, warnings = self._resolver.resolve(wish)
+        check_format(settings.format)
+        return warnings
+
+    def headers(self) -> dict[str, str]:
+        """Of the answer to the handshake or request."""
+        warning = {WARNING: "; ".join(self._warnings)} if self._warnings else {}
+        return printable(self._dialect.headers() | warning)
+
+    @property
+    def subprotocol(self) -> str | None:
+        """Accepted with the handshake of a WebSocket."""
+        return self._dialect.subprotocol
+
+    def head(self) -> tuple[str, dict[str, str]]:
+        return self._dialect.media_type, self.headers()
+
+    async def run(self, link: MessageTransport, body: bytes | None = None) -> None:
+        """Returns when the line is closed. An HTTP request has its ``body``. Raises ``ResponseAborted``."""
+        self._body = body
+        self._server.metrics.inc("dialect_connections_total", dialect=self._route.path)
+        await self._run(link)
+
+    async def aclose(self) -> None:
+        """Returns when nothing of the session is left."""
+        self._entered.close()
+        if self._session is not None:
+            await self._session.aclose()
+            log.info("session closed", extra=self._facts() | {"close_code": self._closed_with})
+
+    def on_tick(self, now_s: float) -> None:
+        if not self._is_running:
+            return
+        if now_s - self._opened_s >= self._limits.max_session_duration_s:
+            self.close("session_expired")
+        elif self._session is None:
+            if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
+                self.close("unauthorized")
+        elif self._session.detached.is_set():
+            self.close("idle_timeout")
+        elif self._server.draining and not self._conversation.num_speaking:
+            self.close("draining")
+        elif self._dialect.context_timeout_s is not None:
+            self._conversation.report_idle(self._dialect.context_timeout_s, now_s)
+
+    # Messages of the client
+
+    async def _start(self) -> None:
+        if self._dialect.reports_session and self._session is not None:
+            self._is_running = False  # not to be ended before it was told of its session
+            self._apply_all(self._dialect.send_session(await describe_session(self._server, self._session)))
+            self._is_running = True
+        self._apply_all(self._dialect.start())
+        if self._body is not None:
+            await self._receive(self._body)
+
+    async def _receive(self, message: model.Message) -> None:
+        if self._session is not None:
+            self._session.touch()
+        try:
+            self._check_size(message)
+            for command in list(self._dialect.receive_message(message)):
+                await self._execute(command)
+        except SpeechError as error:
+            self._answer(error)
+
+    async def _execute(self, command: model.DialectCommand) -> None:
+        match command:
+            case model.Configure():
+                await self._configure(command.fields)
+            case model.QueryHeard():
+                self._require_session()
+                self._send_event(await self._conversation.query_heard(command))
+            case _:
+                self._apply(command)
+
+    async def _configure(self, given: Mapping[str, Any]) -> None:
+        """Raises what ``override_settings`` does; then what was configured before goes on to hold."""
+        self._require_session()
+        fields = merge_fields(self._speech_fields, given)
+        base = await override_settings(self._resolver.base, fields, self._server, self._caller)
+        self._speech_fields = fields
+        self._conversation.resolver = replace(self._resolver, base=base)
+
+    # Commands that wait for nothing
+
+    def _apply_all(self, commands: Iterable[model.DialectCommand]) -> None:
+        for command in list(commands):
+            self._apply(command)
+
+    def _apply(self, command: model.DialectCommand) -> None:
+        match command:
+            case model.SendMessage():
+                self._send(command.message)
+                if command.refused_code is not None:
+                    self._count_refusal(command.refused_code)
+            case model.CloseConnection():
+                self._begin_close(command.code, command.reason)
+            case model.AbortRequest():
+                self._begin_close(CloseCode.INTERNAL_ERROR, command.error.code, abort=command.error)
+            case model.AuthenticateKey():
+                self._authenticate(command.key)
+            case model.UpdateSettings():
+                self._require_session()
+                self._apply_all(self._dialect.send_session(self._conversation.update(command.settings)))
+            case model.Configure() | model.QueryHeard():
+                raise AssertionError(f"{type(command).__name__} is given for a client's message only")
+            case _:
+                self._require_session()
+                for event in self._conversation.handle(command):
+                    self._send_event(event)
+                    if isinstance(event, model.ContextEnded) and event.error is not None:
+                        self._count_refusal(event.error.code)
+
+    def _send_event(self, event: model.DialectEvent) -> None:
+        if isinstance(event, model.ContextOpened) and event.warnings:
+            self._warnings = event.warnings
+            log.info("unsupported option ignored", extra=self._facts())
+        if isinstance(event, model.ContextEnded):
+            log.info("response ended", extra=self._facts() | _facts_of(event))
+            self._server.metrics.inc("dialect_contexts_total", dialect=self._route.path, status=event.status)
+        self._apply_all(self._dialect.send_event(event))
+
+    def _require_session(self) -> None:
+        if self._session is None:
+            raise RequestRefused("unauthorized", UNKNOWN_KEY)
+
+    def _authenticate(self, key: str) -> None:
+        """Raises ``SpeechError``. Once it is known whose connection this is, it stays theirs."""
+        if self._session is not None:
+            return
+        caller = self._server.gatekeeper.principal_for_key(key)
+        self._entered.close()  # released first, so that it is not counted
+        self._server.check_connection_limits(caller)
+        self._server.check_response_limits(caller)
+        self._open_session(caller)
+        self._entered.enter_context(self._server.track_connection(self, caller))
+
+    def _open_session(self, caller: Principal) -> None:
+        self._caller = caller
+        self._session = self._server.open_session(caller)
+        log.info("session opened", extra=self._facts() | {"api_key_name": caller.name})
+        self._conversation = Conversation(
+            self._session,
+            self._resolver,
+            self._server.check_not_draining,
+            self._server.config,
+            self._to_write.set,
+            serial=self._route.serial,
+        )
+
+    def _has_stored_voice(self, name: str) -> bool:
+        return find_voice(self._server.voices, self._caller.name, name) is not None
+
+    # Events of the conversation
+
+    def _pop_event(self, now: float) -> bool:
+        if self._session is None or (event := self._conversation.pop_due(now)) is None:
+            return False
+        self._send_event(event)
+        return True
+
+    def _due_s(self, now: float) -> float | None:
+        return None if self._session is None else self._conversation.due_s(now)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._session is None or self._conversation.is_idle
+
+    # Errors and the end
+
+    def _answer(self, error: SpeechError) -> None:
+        """Tell the client what it did wrong, and close if that broke the wire."""
+        info = error.info
+        log.info("client message rejected", extra=self._facts() | {"code": info.code})
+        close = self._close_after(error, info.code)
+        if close is None:
+            self._apply_all(self._dialect.send_error(info, None))
+        else:
+            self._end(info, close)
+        self._count_refusal(info.code)
+
+    def _close_after(self, error: SpeechError, code: str) -> CloseCode | None:
+        if self._session is None:
+            return rule_for(code).close or CloseCode.POLICY_VIOLATION
+        if code == "message_too_big":
+            return rule_for(code).close
+        return rule_for(code).close if isinstance(error, ProtocolError) and not self._dialect.forgiving else None
+
+    def _end(self, info: ErrorInfo, close: CloseCode | None) -> None:
+        """Tell the client the reason, and close once every context was told its end."""
+        assert close is not None, f"{info.code} closes no connection"
+        code = self._dialect.close_codes.get(close, close)
+        self._stop()
+        if not self._dialect.sends_error_last:
+            self._apply_all(self._dialect.send_error(info, code))
+        self._begin_close(code, info.code, last_error=info if self._dialect.sends_error_last else None)
+
+    def _stop(self) -> None:
+        super()._stop()
+        if self._session is not None:
+            self._session.detach()
+
+    async def _write_close(self, reason: CloseReason) -> None:
+        if reason.abort is not None and isinstance(self._link, HttpTransport):
+            await self._link.abort(refusal(self._route, reason.abort))
+        else:
+            await self._write_error(reason.last_error, reason.code)
+            await super()._write_close(reason)
+
+    async def _close_on_internal_error(self) -> None:
+        self._stop()
+        if isinstance(self._link, HttpTransport):
+            await self._link.abort(refusal(self._route, INTERNAL_ERROR))
+        else:
+            if await self._link.writable():
+                await self._write_error(INTERNAL_ERROR, CloseCode.INTERNAL_ERROR)
+            await super()._close_on_internal_error()
+
+    async def _write_error(self, error: ErrorInfo | None, code: int) -> None:
+        for command in [] if error is None else list(self._dialect.send_error(error, code)):
+            if isinstance(command, model.SendMessage):
+                await self._link.write(command.message)
+
+    def _facts(self) -> dict[str, object]:
+        return {"session_id": self._session and self._session.session_id, "dialect": self._route.path}
+
+
+def _facts_of(ended: model.ContextEnded) -> dict[str, object]:
+    """Log fields of a context, without its text."""
+    return {
+        "response_id": ended.context,
+        "status": ended.status,
+        "code": ended.error and ended.error.code,
+        "audio_ms": round(ended.audio_ms),
+        "first_audio_ms": ended.first_audio_ms and round(ended.first_audio_ms, 1),
+    }
+
+
+def refusal(wire: DialectRoute, info: ErrorInfo) -> JSONResponse:
+    """The vendor's shape of an HTTP error."""
+    status = http_status(info)
+    body, headers = wire.dialect.reject_handshake(info, status)
+    return JSONResponse(body, status, refusal_headers(info) | printable(headers))
+
+
+def printable(headers: dict[str, str]) -> dict[str, str]:
+    """What a client wrote may come back in a header: nothing of it ends the header."""
+    return {name: _line(value).encode("latin-1", "replace").decode("latin-1") for name, value in headers.items()}
+
+
+def _line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text).strip()
