@@ -14,8 +14,7 @@ from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.fakes.cosyvoice3_voices import write_saved_voices
 from tests.realtime.calls.test_sockets import KEY, PUBLIC, SIGNED, TOKEN, told, twilio_call
 from tests.realtime.calls.test_sockets import dial as dial_agent
-from tests.realtime.dialects.socket_client import dial, hear_first_audio, hear_to_the_close, send, turn
-from tests.realtime.dialects.vendor_clients import CLIENTS
+from tests.realtime.dialects.vendor_clients import CLIENTS, dial, hear_first_audio, hear_to_the_close, send, turn
 from tests.realtime.live_server import LiveServer, live_server, next_of, speak, until
 
 TEXT = "Hello there, how are you?"

@@ -23,8 +23,7 @@ from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import dial, first_calls, told
 from tests.realtime.devices import test_xiaozhi, test_xiaozhi_mqtt
-from tests.realtime.dialects.socket_client import KEY, LONG, TEXT
-from tests.realtime.dialects.vendor_clients import CLIENTS, VendorClient
+from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, LONG, TEXT, VendorClient
 from tests.realtime.leftovers import complaints
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 from tests.realtime.protocol.telephony.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, VONAGE

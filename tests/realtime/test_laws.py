@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.dialects.socket_client import KEY, LONG, dial, every, hear_first_audio, send
-from tests.realtime.dialects.vendor_clients import VendorClient
+from tests.realtime.dialects.vendor_clients import KEY, LONG, VendorClient, dial, every, hear_first_audio, send
 from tests.realtime.leftovers import complaints, leaves_no_object
 from tests.realtime.live_server import live_server
 from tests.realtime.wires import LINES, WIRES, Ending, Peer

@@ -26,9 +26,8 @@ from realtime.protocol.telephony.audiosocket import frame
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import PUBLIC, SIGNED, TOKEN, told
 from tests.realtime.calls.test_sockets import dial as dial_call
-from tests.realtime.dialects.socket_client import KEY, TEXT, dial, hear, hear_first_audio, send
 from tests.realtime.dialects.test_wires import HTTP
-from tests.realtime.dialects.vendor_clients import CLIENTS, VendorClient
+from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, TEXT, VendorClient, dial, hear, hear_first_audio, send
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak
 from tests.realtime.mqtt.mosquitto import running
 from tests.realtime.mqtt.mqtt_client import bridged, client

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.realtime.dialects.socket_client import KEY
+from tests.realtime.dialects.vendor_clients import KEY
 from tests.realtime.live_server import LiveServer, live_server
 
 

@@ -26,7 +26,9 @@ from realtime.errors import ProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from tests.vectors import VECTORS
 
+MAX_MESSAGE_CHARS = 2_000  # of those that a fuzzer bends
 MAX_EXCHANGE_CHARS = 48_000  # a recording ends before the step that would exceed it; a prefix is an exchange, too
 SECRET_HEADERS = ("authorization", "cookie", "sec-websocket-key", "user-agent")
 SECRET_WORDS = ("key", "auth", "token")
@@ -96,11 +98,34 @@ def read_exchanges(path: Path) -> list[Exchange]:
 
 
 def replay(exchange: Exchange) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each recorded step beside what the dialect of today makes of it."""
+    """Each recorded step, the handshake first, beside what the dialect of today makes of it."""
     head, *steps = exchange
-    dialect = wire_of(head).dialect(msgspec.convert(head["handshake"], type=model.ClientHandshake))
+    try:
+        dialect = wire_of(head).dialect(msgspec.convert(head["handshake"], type=model.ClientHandshake))
+    except ProtocolError as error:
+        yield head, _input_of(head) | {"raises": [error.code, error.param]}
+        return
+    yield head, _input_of(head)
     for step in steps:
         yield step, json.loads(json.dumps(call(dialect, step)))
+
+
+def messages_of(path: str) -> list[dict[str, Any] | bytes]:
+    """Messages that clients of the wires at this address sent, each shape at most twice: what a fuzzer bends."""
+    found: dict[str, list[dict[str, Any] | bytes]] = {}
+    for file in sorted((VECTORS / "exchanges").rglob("*.jsonl")):
+        for exchange in read_exchanges(file):
+            for step in exchange if exchange[0]["wire"] == path else ():
+                if "receive" not in step or len(message := decode_message(step["receive"])) > MAX_MESSAGE_CHARS:
+                    continue
+                try:
+                    fields = json.loads(message) if isinstance(message, str) else None
+                except ValueError:
+                    fields = None
+                shape = f"{fields.get('type')} {sorted(fields)}" if isinstance(fields, dict) else str(len(message))
+                raw = message if isinstance(message, bytes) else message.encode()
+                found.setdefault(shape, []).append(fields if isinstance(fields, dict) else raw)
+    return [message for messages in found.values() for message in messages[:2]]
 
 
 class RecordingDialect:
@@ -163,8 +188,8 @@ def clean(handshake: model.ClientHandshake) -> Any:
 
 def fill(path: Path) -> None:
     """Write what the dialect gives for each step of a file."""
-    exchanges = [[exchange[0], *(given for _, given in replay(exchange))] for exchange in read_exchanges(path)]
-    path.write_text("".join(json.dumps(step) + "\n" for exchange in exchanges for step in exchange), encoding="utf-8")
+    steps = [given for exchange in read_exchanges(path) for _, given in replay(exchange)]
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,15 +17,16 @@ from realtime.protocol.model import DialectCommand, DialectEvent
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.exchange import read_exchanges, replay, wire_of
 from tests.realtime.live_server import WAIT_S, live_server, until
+from tests.vectors import VECTORS
 
-VECTORS = sorted((Path(__file__).parents[2] / "vectors" / "exchanges").rglob("*.jsonl"))
-RECORDINGS = [path for path in VECTORS if not path.name.startswith("case-")]
+EXCHANGES = sorted((VECTORS / "exchanges").rglob("*.jsonl"))
+RECORDINGS = [path for path in EXCHANGES if not path.name.startswith("case-")]
 
 
-@pytest.mark.parametrize("path", VECTORS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", EXCHANGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_exchange_replays_equal(path: Path) -> None:
     for exchange in read_exchanges(path):
-        for number, (recorded, replayed) in enumerate(replay(exchange), 1):
+        for number, (recorded, replayed) in enumerate(replay(exchange)):
             assert replayed == recorded, f"step {number} of {exchange[0]}"
 
 
@@ -52,7 +53,7 @@ def test_changed_dialect_does_not_replay_equal(wire: DialectRoute, monkeypatch: 
     assert any(replayed != recorded for exchange in exchanges for recorded, replayed in replay(exchange))
 
 
-EXCHANGES = json.loads((Path(__file__).parents[2] / "vectors" / "wires.json").read_text())
+RECORDED = json.loads((VECTORS / "wires.json").read_text())
 TOLD = "done Flushed Cleared SpeechMetadata SpeechInterrupted Metadata Connected SpeechStarted SessionMetadata".split()
 
 
@@ -82,7 +83,7 @@ def kind_of(message: dict[str, Any]) -> str | None:
     return next((name for name in ("isFinal", "is_final", "error") if message.get(name)), None)
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange["client"])
+@pytest.mark.parametrize("exchange", RECORDED, ids=lambda exchange: exchange["client"])
 async def test_a_recorded_exchange(exchange: dict[str, Any]) -> None:
     engine = FakeSpeechEngine(FakeScript(ms_per_char=60.0, first_chunk_s=0.005, real_time_factor=0.05))
     async with live_server(engine) as live:

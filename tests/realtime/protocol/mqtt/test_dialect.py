@@ -28,7 +28,7 @@ from realtime.protocol.mqtt.messages import (
 )
 from realtime.protocol.mqtt.topics import Topics
 from tests.realtime.dialects.chaotic_client import ChaoticClient
-from tests.realtime.dialects.test_fuzz import Shell
+from tests.realtime.dialects.test_dialects import Shell
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
 RIGHT = (

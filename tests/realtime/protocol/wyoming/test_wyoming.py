@@ -13,7 +13,7 @@ from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.wyoming import WyomingDialect, WyomingEvent, WyomingEventReader, serialize
 from tests.realtime.dialects.chaotic_client import ChaoticClient
-from tests.realtime.dialects.test_fuzz import Shell
+from tests.realtime.dialects.test_dialects import Shell
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
 JSON = st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers(-5, 5) | st.none(), max_size=3)

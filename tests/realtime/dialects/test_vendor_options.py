@@ -1,0 +1,319 @@
+"""Options of single wires over real sockets: packed messages, the openai package and vLLM-Omni's config."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import wave
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import openai
+import pytest
+from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from openai.types.realtime import RealtimeServerEvent
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from realtime.protocol.dialects.protobuf import decode, encode
+from realtime.protocol.dialects.rime_envelope import BINARY, REQUEST, RESPONSE
+from sessions.audio.wav import wav_file
+from tests.fakes.engine import FakeScript
+from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server
+from tests.realtime.transports.test_speech_cloning import data_uri
+from tests.sessions.audio.signals import tone
+
+KEY = "a-key-of-enough-characters"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+WORDS = ["Hello", "there,", "how", "are", "you?"]
+LONG = "This is one sentence of a very long story. " * 60
+SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
+
+
+def dial(live: LiveServer, path: str, **options: Any) -> connect:
+    return connect(live.url + path, **({"compression": None, "proxy": None, "additional_headers": HEADERS} | options))
+
+
+async def to_the_close(socket: ClientConnection) -> tuple[list[str | bytes], int | None]:
+    told: list[str | bytes] = []
+    async with asyncio.timeout(WAIT_S):
+        try:
+            while True:
+                told.append(await socket.recv())
+        except ConnectionClosed:
+            return told, socket.close_code
+
+
+def pack(kind: str, **fields: object) -> bytes:
+    return msgspec.msgpack.encode({"type": kind, **fields})
+
+
+async def test_kyutai_sends_words_with_times(live: LiveServer) -> None:
+    async with dial(
+        live, "/api/tts_streaming?format=PcmMessagePack", additional_headers={"kyutai-api-key": KEY}
+    ) as socket:
+        for word in WORDS:
+            await socket.send(pack("Text", text=word))
+        await socket.send(pack("Eos"))
+        told, code = await to_the_close(socket)
+    messages = [msgspec.msgpack.decode(one) for one in told]
+    assert (messages[0], code) == ({"type": "Ready"}, 1000)
+    assert [one["text"] for one in messages if one["type"] == "Text"] == WORDS
+    steps = [one["pcm"] for one in messages if one["type"] == "Audio"]
+    assert {len(step) for step in steps} == {1_920}
+    assert sum(map(len, steps)) > 24_000 * len(" ".join(WORDS)) * 0.04
+    assert max(map(abs, steps[3])) > 0.01
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("Pcm", b""), ("OggOpus", b"OggS"), ("OggOpusMessagePack", b"")])
+async def test_kyutai_in_its_other_formats(live: LiveServer, kind: str, begins: bytes) -> None:
+    async with dial(live, f"/api/tts_streaming?format={kind}&auth_id={KEY}", additional_headers={}) as socket:
+        await socket.send(" ".join(WORDS))
+        await socket.send(b"\0")
+        told, code = await to_the_close(socket)
+    assert (code, len(told) > 2) == (1000, True)
+    assert isinstance(told[0], bytes)
+    assert told[0].startswith(begins)
+
+
+def rime(context: str, **payload: object) -> bytes:
+    return encode({"context_id": context, **payload}, REQUEST)
+
+
+async def rime_told(socket: ClientConnection, *ends: str) -> tuple[bytes, dict[str, Any]]:
+    audio = b""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            message = decode(await socket.recv(), RESPONSE)  # type: ignore[arg-type]
+            audio += message.get("audio", b"")
+            if set(message) & set(ends):
+                return audio, message
+
+
+async def test_rime_in_protocol_buffers(live: LiveServer) -> None:
+    async with dial(live, "/ws", subprotocols=[BINARY]) as socket:
+        assert socket.subprotocol == BINARY
+        assert (await rime_told(socket, "ready"))[1]["ready"]["protocol"] == 1
+        for turn in ("t1", "t2"):
+            await socket.send(rime(turn, start={"timestamps": {"enable": True}, "split_strategy": 3}))
+            for word in WORDS:
+                await socket.send(rime(turn, text=f"{word} "))
+            await socket.send(rime(turn, end={}))
+            audio, done = await rime_told(socket, "done")
+            assert len(audio) > 2 * 24_000 * len(" ".join(WORDS)) * 0.04
+            assert [span["text"] for span in done["done"]["timestamps"]["spans"]] == WORDS
+
+
+async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: LiveServer) -> None:
+    async with dial(live, "/v1/audio/speech/stream", max_size=None) as socket:
+        await socket.send(json.dumps({"type": "input.text", "text": LONG[:600]}))
+        await socket.send(json.dumps({"type": "input.done"}))
+        told = []
+        async with asyncio.timeout(WAIT_S):
+            while not told or isinstance(told[-1], bytes) or json.loads(told[-1])["type"] != "session.done":
+                told.append(await socket.recv())
+    files = [one for one in told if isinstance(one, bytes)]
+    assert len(files) == 1
+    with wave.open(io.BytesIO(files[0])) as file:
+        assert file.getnframes() > 24_000 * 600 * 0.04 * 0.9
+
+
+async def test_realtime_accepts_key_of_browser_in_subprotocol(live: LiveServer) -> None:
+    for key, is_right in ((KEY, True), (KEY + "x", False)):
+        offered = ["realtime", f"openai-insecure-api-key.{key}"]
+        handshake = dial(live, "/v1/realtime?model=gpt-realtime", subprotocols=offered, additional_headers={})
+        if is_right:
+            async with handshake as socket:
+                assert socket.subprotocol == "realtime"
+                assert json.loads(await socket.recv())["type"] == "session.created"
+        else:
+            with pytest.raises(InvalidStatus) as refused:
+                await handshake
+            assert refused.value.response.status_code == 401
+
+
+TEXTS = ("Hello there, how are you?", "And this is another turn.")
+LONG_TEXT = "This is one sentence of a very long story. " * 40
+PUBLISHED_TYPES: dict[str, type[openai.BaseModel]] = {
+    get_args(published.model_fields["type"].annotation)[0]: published
+    for published in get_args(get_args(RealtimeServerEvent)[0])
+}
+# Of one character.
+LEAST_BYTES = 2 * 24_000 * 0.04 * 0.9
+
+
+@pytest.fixture
+async def connection(live: LiveServer) -> AsyncIterator[AsyncRealtimeConnection]:
+    client = openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{live.port}/v1", websocket_base_url=f"{live.url}/v1", api_key=KEY, max_retries=0
+    )
+    async with client, client.realtime.connect(model="gpt-realtime") as opened:
+        assert (await opened.recv()).type == "session.created"
+        yield opened
+
+
+async def write(connection: AsyncRealtimeConnection, text: str) -> None:
+    content = [{"type": "input_text", "text": text}]
+    await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+    await connection.response.create()
+
+
+async def write_by_the_token(connection: AsyncRealtimeConnection, text: str) -> None:
+    for token in text.split(" "):
+        await connection.send({"type": "input_text_buffer.append", "delta": token + " "})  # type: ignore[arg-type]
+    await connection.send({"type": "input_text_buffer.commit"})  # type: ignore[arg-type]
+
+
+async def hear(connection: AsyncRealtimeConnection) -> tuple[str, bytes, str]:
+    """Status, audio and transcript of the next response."""
+    pcm, transcript = b"", ""
+    async with asyncio.timeout(WAIT_S):
+        async for event in connection:
+            if event.type == "response.output_audio.delta":
+                pcm += base64.b64decode(event.delta)
+            elif event.type == "response.output_audio_transcript.delta":
+                transcript += event.delta
+            elif event.type == "response.done":
+                return event.response.status, pcm, transcript
+    raise AssertionError("the connection was closed")
+
+
+@pytest.mark.parametrize("say", [write, write_by_the_token])
+async def test_two_turns(connection: AsyncRealtimeConnection, say: object) -> None:
+    for text in TEXTS:
+        await say(connection, text)  # type: ignore[operator]
+        status, pcm, transcript = await hear(connection)
+        assert (status, transcript.strip()) == ("completed", text)
+        assert len(pcm) > len(text) * LEAST_BYTES
+
+
+async def test_every_event_is_of_the_published_types(live: LiveServer, connection: AsyncRealtimeConnection) -> None:
+    """The package builds its events unchecked; clients such as openai-agents check each against these types."""
+    live.engine.script = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
+    events = Events(connection)
+    await connection.session.update(session={"type": "realtime", "audio": {"output": {"voice": "marin"}}})
+    await events.until("session.updated")
+    await write(connection, TEXTS[0])
+    done = await events.until("response.done")
+    item_id = done["response"]["output"][0]["id"]
+    await connection.conversation.item.truncate(item_id=item_id, content_index=0, audio_end_ms=300)
+    await connection.conversation.item.retrieve(item_id=item_id)
+    await connection.conversation.item.delete(item_id=item_id)
+    await connection.input_audio_buffer.clear()
+    await write(connection, LONG_TEXT)
+    await events.until("response.output_audio.delta")
+    await connection.response.cancel()
+    await events.until("response.done")
+    await connection.response.create(response={"instructions": "Greet the user."})
+    assert (await events.until("error"))["error"]["code"] == "response_input_empty"
+    live.engine.script_next(FakeScript(fail_at_frame=0))
+    await write(connection, TEXTS[1])
+    assert (await events.until("response.done"))["response"]["status"] == "failed"
+    assert len(events.kinds) == 18
+
+
+class Events:
+    """Reads raw events and checks each against the package's own types, as openai-agents does."""
+
+    def __init__(self, connection: AsyncRealtimeConnection) -> None:
+        self._connection = connection
+        self.kinds: set[str] = set()
+
+    async def until(self, kind: str) -> dict[str, Any]:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                event: dict[str, Any] = json.loads(await self._connection.recv_bytes())
+                PUBLISHED_TYPES[event["type"]].model_validate(event, strict=True)
+                self.kinds.add(event["type"])
+                if event["type"] == kind:
+                    return event
+
+
+RECORDING = data_uri(wav_file(tone(1.5, 16_000), 16_000))
+
+
+@pytest.fixture
+async def cloning(tmp_path: Path) -> AsyncIterator[LiveServer]:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path)) as server:
+        yield server
+        await server.freed()
+
+
+@pytest.fixture
+async def socket(cloning: LiveServer) -> AsyncIterator[ClientConnection]:
+    async with connect(f"{cloning.url}/v1/audio/speech/stream") as client:
+        yield client
+
+
+async def configure(socket: ClientConnection, **fields: object) -> None:
+    await socket.send(json.dumps({"type": "session.config", "response_format": "pcm", **fields}))
+
+
+async def speak(socket: ClientConnection) -> list[dict]:
+    """Speak one utterance; the JSON messages up to its end."""
+    await socket.send(json.dumps({"type": "input.text", "text": "Hello there."}))
+    await socket.send(json.dumps({"type": "input.done"}))
+    messages = []
+    async for message in socket:
+        if isinstance(message, str):
+            messages.append(json.loads(message))
+            if messages[-1]["type"] == "session.done":
+                break
+    return messages
+
+
+async def test_sampling_of_the_config_reaches_the_engine(cloning: LiveServer, socket: ClientConnection) -> None:
+    await configure(socket, temperature=0.5, subtalker_top_k=7, max_new_tokens=100, seed=3)
+    await configure(socket, top_p=0.8)
+    await speak(socket)
+    request = cloning.engine.requests[-1]
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.predictor_top_k, sampling.top_p, sampling.seed) == (0.5, 7, 0.8, 3)
+    assert request.max_frames == 99
+
+
+async def test_recording_of_the_config_speaks_until_another_voice(
+    cloning: LiveServer, socket: ClientConnection
+) -> None:
+    await configure(socket, task_type="Base", ref_audio=RECORDING, ref_text="What is said.")
+    await speak(socket)
+    assert cloning.engine.requests[-1].voice.transcript == "What is said."
+    await configure(socket, ref_audio=RECORDING, x_vector_only_mode=True)
+    await speak(socket)
+    assert cloning.engine.requests[-1].voice.transcript == ""
+    await configure(socket, speaker_embedding=[0.5] * EMBEDDING_SIZE)
+    await speak(socket)
+    assert len(cloning.engine.requests[-1].voice.embedding) == 4 * EMBEDDING_SIZE
+    await configure(socket, voice="ben")
+    await speak(socket)
+    assert cloning.engine.requests[-1].voice == "ben"
+    assert len(cloning.engine.samples) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": 9.0}, "temperature"),
+        ({"top_k": "many"}, "top_k"),
+        ({"task_type": "Singing"}, "task_type must be"),
+        ({"ref_text": "Hi."}, "without ref_audio"),
+        ({"ref_audio": RECORDING, "x_vector_only_mode": False}, "ref_text is empty"),
+        ({"ref_audio": "data:audio/wav;base64,@@@@"}, "base64 is broken"),
+        ({"speaker_embedding": [0.0]}, "1 numbers"),
+    ],
+)
+async def test_wrong_field_is_named_and_the_former_config_holds(
+    cloning: LiveServer, socket: ClientConnection, fields: dict, words: str
+) -> None:
+    await configure(socket, temperature=0.5)
+    await configure(socket, **fields)
+    error = json.loads(await socket.recv())
+    assert error["type"] == "error"
+    assert words in error["message"]
+    assert [message["type"] for message in await speak(socket)][-1] == "session.done"
+    assert cloning.engine.requests[-1].sampling.temperature == 0.5
