@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from engine.layers.transformer import AttentionContext
     from engine.memory.kv_cache import KVShape, PagedKV
     from engine.program.buffers import StaticBuffers
+    from engine.program.slots import SlotTable
     from engine.text.tokenizer import IncrementalEncoder
 
 Pcm = npt.NDArray[np.float32]
@@ -237,10 +238,7 @@ class DecodeStage(Protocol):
         playback no audio might ever come."""
         ...
 
-    @property
-    def num_slots(self) -> int: ...
-    @property
-    def num_free(self) -> int: ...
+    slots: SlotTable
 
     def reserve(self) -> int | None:
         """A fresh slot, or None when there is none, or no memory for one."""

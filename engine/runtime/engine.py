@@ -274,8 +274,8 @@ class Engine(RequestManager):
     def check_invariants(self) -> None:
         """Raises ``AssertionError`` unless an idle engine holds nothing."""
         self.pool.check_invariants()
-        if self.pool.num_held or self.stage.num_free != self.stage.num_slots or self.scheduler.running:
-            slots = self.stage.num_slots - self.stage.num_free
+        if self.pool.num_held or self.stage.slots.num_free != self.stage.slots.num_slots or self.scheduler.running:
+            slots = self.stage.slots.num_slots - self.stage.slots.num_free
             raise AssertionError(f"idle, yet {self.pool.num_held} blocks and {slots} slots are held")
 
     def warm_up(self) -> None:
@@ -343,8 +343,8 @@ class Engine(RequestManager):
             num_steps=self.times.num_steps,
             blocks_free=self.pool.num_free,
             blocks_total=self.pool.num_blocks,
-            slots_free=self.stage.num_free,
-            slots_total=self.stage.num_slots,
+            slots_free=self.stage.slots.num_free,
+            slots_total=self.stage.slots.num_slots,
             step_ms=1000 * self.times.last_s,
             num_preemptions=self.scheduler.num_preemptions,
             num_finished=self.num_finished,

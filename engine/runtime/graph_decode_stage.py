@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.memory.block_pool import BlockPool
 from engine.models.base import DecodedAudio, DecodeProgramProtocol, VoiceReference
 from engine.program.buffers import to_device
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to
 from engine.program.decode_executor import DecodeExecutor, PendingWork
+from engine.program.slots import SlotTable
 from engine.runtime.call_planner import (
     CALL_FRAMES,
     GATHER_FRAMES,
@@ -38,33 +38,9 @@ MIN_ROUND_FRAMES = 64
 ROUND_SHARE = 1.25
 
 
-class SlotTracker:
-    """Frames of each slot's present holder, by slot; ``life`` tells holders apart."""
-
-    def __init__(self, num_slots: int) -> None:
-        def zeros() -> Numbers:
-            return np.zeros(num_slots + 1, dtype=np.int64)
-
-        self.life, self.num_primed, self.num_fed, self.num_launched, self.num_emitted = (zeros() for _ in range(5))
-        self.speculated, self.final = (np.zeros(num_slots + 1, dtype=bool) for _ in range(2))
-
-    def acquire(self, slot: int, life: int) -> None:
-        self.release(slot)
-        self.life[slot] = life
-
-    def release(self, slot: int) -> None:
-        for values in (self.life, self.num_primed, self.num_fed, self.num_launched, self.num_emitted):
-            values[slot] = 0
-        self.speculated[slot] = self.final[slot] = False
-
-    @property
-    def num_waiting(self) -> Numbers:
-        return self.num_fed + self.speculated - self.num_launched
-
-
 @dataclass(slots=True)
 class DecodeCall:
-    """One launched call: slot, life and first frame of each row."""
+    """One launched call: slot, generation and first frame of each row."""
 
     slots: Numbers
     generations: Numbers
@@ -107,9 +83,13 @@ class GraphDecodeStage:
         self.program, self.graphs, self.lane = program, graphs, lane
         self.sample_rate, self.frame_samples = sample_rate, program.frame_samples
         self.gather_slack_s = gather_slack_s
-        self.pool = BlockPool(num_slots)
+        self.slots = SlotTable(num_slots)
+        # Frames of each slot's present holder.
+        self.num_primed, self.num_fed, self.num_launched, self.num_emitted = (
+            self.slots.new_array(np.int64) for _ in range(4)
+        )
+        self.speculated, self.final = (self.slots.new_array(np.bool_) for _ in range(2))
         self.buckets = {frames: buckets_up_to(program.rows_of(frames)) for frames in reversed(CALL_FRAMES)}
-        self.use = SlotTracker(num_slots)
         self.calls: deque[DecodeCall] = deque()
         self.free_buffers = [DecodeHostBuffers(program) for _ in range(NUM_RESULTS)]
         # Touched by the lane's work alone.
@@ -117,25 +97,15 @@ class GraphDecodeStage:
         self.max_cached_references = max_cached_references
         # Of slots of which nothing has been decoded since.
         self.primings: dict[int, PendingWork] = {}
-        self.num_lives = 0
         # Some that could have been decoded in the last round were not.
         self.has_deferred = False
 
-    @property
-    def num_slots(self) -> int:
-        return self.pool.num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return self.pool.num_free
-
     def reserve(self) -> int | None:
-        slots = self.pool.allocate(1)
-        if slots is None:
-            return None
-        self.num_lives += 1
-        self.use.acquire(slots[0], self.num_lives)
-        return slots[0]
+        return self.slots.reserve()
+
+    @property
+    def num_waiting(self) -> Numbers:
+        return self.num_fed + self.speculated - self.num_launched
 
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         """The codes are in the ring already; they are given for the count alone."""
@@ -143,49 +113,48 @@ class GraphDecodeStage:
 
     def feed_batch(self, slots: Sequence[int]) -> None:
         """One frame of each of these different slots."""
-        self.use.num_fed[slots] += 1
-        self.use.speculated[slots] = False
+        self.num_fed[slots] += 1
+        self.speculated[slots] = False
 
     def speculate(self, slots: Sequence[int]) -> None:
         """The step in flight makes a frame of each of these slots, unless its row stops."""
-        self.use.speculated[slots] = True
+        self.speculated[slots] = True
 
     def finalize(self, slot: int) -> None:
-        self.use.final[slot] = True
-        self.use.speculated[slot] = False
+        self.final[slot] = True
+        self.speculated[slot] = False
 
     def num_pending(self, slot: int) -> int:
-        return int(self.use.num_fed[slot] - self.use.num_emitted[slot])
+        return int(self.num_fed[slot] - self.num_emitted[slot])
 
     @property
     def busy(self) -> bool:
         """Frames that gather do not count: their listeners have lead, and time or more frames will bring them on."""
-        return bool(self.calls) or self.has_deferred or bool((self.use.final & (self.use.num_waiting > 0)).any())
+        return bool(self.calls) or self.has_deferred or bool((self.final & (self.num_waiting > 0)).any())
 
     def release(self, slot: int) -> None:
         self.primings.pop(slot, None)
-        self.use.release(slot)
-        self.pool.free([slot])
+        self.slots.release(slot)
 
     def release_quarantined(self) -> None:
-        self.pool.release_quarantined()
+        self.slots.release_quarantined()
 
     # -- rounds --------------------------------------------------------------------------------------------------
 
     def step(
         self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
     ) -> list[DecodedAudio]:
-        slack, wanted = np.zeros(self.num_slots + 1), np.full(self.num_slots + 1, GATHER_FRAMES)
+        slack, wanted = np.zeros(self.slots.num_slots + 1), np.full(self.slots.num_slots + 1, GATHER_FRAMES)
         slack[list(slack_s)] = list(slack_s.values())
         wanted[list(wanted_frames)] = list(wanted_frames.values())
         return self.collect(self.launch(slack, wanted))
 
     def launch(self, slack_s: Seconds, wanted_frames: Numbers) -> int:
         """Queue one round on the device, given what ``step`` is, by slot; how many calls are out now."""
-        waiting = self.use.num_waiting
-        slots, counts = plan_round(waiting, slack_s, wanted_frames, self.use.final, self.gather_slack_s)
+        waiting = self.num_waiting
+        slots, counts = plan_round(waiting, slack_s, wanted_frames, self.final, self.gather_slack_s)
         can_be_put_off = waiting[slots] < self.program.ring.shape[1] // 2  # else the ring would run over its frames
-        most = max(MIN_ROUND_FRAMES, round(ROUND_SHARE * (self.num_slots - self.num_free)))
+        most = max(MIN_ROUND_FRAMES, round(ROUND_SHARE * (self.slots.num_slots - self.slots.num_free)))
         num_due = len(slots)
         slots, counts = limit_round(slots, counts, np.where(can_be_put_off, slack_s[slots], 0.0), most)
         self.has_deferred = len(slots) < num_due
@@ -197,18 +166,20 @@ class GraphDecodeStage:
     def _launch_call(self, slots: Numbers, count: int, slack_s: float) -> None:
         if not self.free_buffers:
             self.free_buffers.append(DecodeHostBuffers(self.program))
-        results, use = self.free_buffers.pop(), self.use
-        firsts = use.num_launched[slots]
+        results = self.free_buffers.pop()
+        firsts = self.num_launched[slots]
         ring_length = self.program.ring.shape[1]
-        places = slots, slots, firsts % ring_length, use.num_primed[slots] + firsts
+        places = slots, slots, firsts % ring_length, self.num_primed[slots] + firsts
         results.indices.numpy()[:, : len(slots)] = places
-        use.num_launched[slots] += count
+        self.num_launched[slots] += count
 
         def decode() -> None:
             self._run(results.indices, len(slots), count)
             self._download(results, len(slots), count)
 
-        self.calls.append(DecodeCall(slots, use.life[slots], firsts, count, slack_s, results, self.lane.run(decode)))
+        self.calls.append(
+            DecodeCall(slots, self.slots.generations[slots], firsts, count, slack_s, results, self.lane.run(decode))
+        )
 
     def _run(self, places: Tensor, num_rows: int, num_frames: int) -> None:
         """Upload what lies on the host, pad with the dummy slot, replay."""
@@ -255,11 +226,11 @@ class GraphDecodeStage:
 
         Each chunk is a copy of its own: a reader that is slow with one must not keep those of all.
         """
-        size, slots, use = self.frame_samples, call.slots, self.use
-        counts = np.minimum(call.num_frames, use.num_fed[slots] - call.firsts)
-        counts[use.life[slots] != call.generations] = 0
+        size, slots = self.frame_samples, call.slots
+        counts = np.minimum(call.num_frames, self.num_fed[slots] - call.firsts)
+        counts[self.slots.generations[slots] != call.generations] = 0
         kept = counts > 0
-        use.num_emitted[slots[kept]] += counts[kept]
+        self.num_emitted[slots[kept]] += counts[kept]
         pcm = call.results.pcm[: len(slots) * call.num_frames * size].numpy().reshape(len(slots), -1)
         finite = call.results.finite.numpy()[: len(slots)].tolist()
         return [
@@ -282,7 +253,7 @@ class GraphDecodeStage:
     def prime(self, slot: int, reference: VoiceReference) -> None:
         """Queue the reference's frames, or what is kept of having decoded them. What that raises in another thread is
         told with the slot's first chunk."""
-        self.use.num_primed[slot] = len(reference.frames)
+        self.num_primed[slot] = len(reference.frames)
         self.primings[slot] = self.lane.run(lambda: self._prime(slot, reference))
 
     def _prime(self, slot: int, reference: VoiceReference) -> None:

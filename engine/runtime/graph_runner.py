@@ -16,7 +16,8 @@ from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import FrameProgramProtocol, SpeechModel
 from engine.program.buffers import DeviceEvent
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to
-from engine.runtime.model_runner import ModelRunner, Result, StepTimings, run_isolated
+from engine.program.isolate import isolate
+from engine.runtime.model_runner import ModelRunner, Result, StepTimings, add_failure
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
 
 
@@ -96,7 +97,7 @@ class GraphRunner(ModelRunner):
         start = time.perf_counter()
         failed: list[Result] = []
         works = batch.items
-        run_isolated(self.prefill, [work for work in works if work.count > int(work.sample)], failed)
+        isolate(self.prefill, [work for work in works if work.count > int(work.sample)], add_failure(failed))
         if failed:
             lost = {id(request) for request, _ in failed}
             works = [work for work in works if id(work.request) not in lost]
@@ -120,7 +121,7 @@ class GraphRunner(ModelRunner):
             staged.extend(requests)
             return []
 
-        run_isolated(write, works, failed)
+        isolate(write, works, add_failure(failed))
         return staged
 
     def launch_frame(self, requests: Sequence[Request]) -> None:

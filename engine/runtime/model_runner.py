@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,11 +13,10 @@ from engine.config import EngineConfig
 from engine.memory.kv_cache import PagedContext, PagedKV
 from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import FailedOutcome, Outcome, SpeechModel
+from engine.program.isolate import isolate
 from engine.runtime.request import Request, ScheduledWork, StepBatch
 
 Result = tuple[Request, Outcome]
-Item = TypeVar("Item")
-Out = TypeVar("Out")
 
 
 class ModelRunner:
@@ -30,14 +28,15 @@ class ModelRunner:
         """Outcomes of every row that was sampled or failed; rows that only prefilled have none."""
         start = time.perf_counter()
         failed: list[Result] = []
-        hidden = [pair for work in batch.prefills for pair in run_isolated(self.forward, [work], failed)]
-        hidden += run_isolated(self.forward, batch.steps, failed)
+        on_failed = add_failure(failed)
+        hidden = [pair for work in batch.prefills for pair in isolate(self.forward, [work], on_failed)]
+        hidden += isolate(self.forward, batch.steps, on_failed)
         times.talker_s += time.perf_counter() - start
         due = [(work, row) for work, row in hidden if work.sample]
         for work, _ in hidden:
             self.run_work(work)
         start = time.perf_counter()
-        outcomes = run_isolated(self.sample, due, failed)
+        outcomes = isolate(self.sample, due, lambda pair, error: on_failed(pair[0], error))
         times.predictor_s += time.perf_counter() - start
         return [*outcomes, *failed]
 
@@ -83,21 +82,9 @@ class ModelRunner:
         return list(zip(requests, self.model.sample([r.row for r in requests], hidden), strict=True))
 
 
-def run_isolated(
-    compute: Callable[[Sequence[Item]], list[Out]], items: Sequence[Item], failed: list[Result]
-) -> list[Out]:
-    """``compute(items)``; when that raises, once more for each alone, and those that raise again have failed."""
-    try:
-        return compute(items)
-    except Exception as error:
-        if len(items) > 1:
-            return [out for item in items for out in run_isolated(compute, [item], failed)]
-        if not items:
-            raise
-        first: Any = items[0]
-        work: ScheduledWork = first[0] if isinstance(first, tuple) else first
-        failed.append((work.request, FailedOutcome(f"{type(error).__name__}: {error}")))
-        return []
+def add_failure(failed: list[Result]) -> Callable[[ScheduledWork, Exception], None]:
+    """Puts a work that raised into ``failed``."""
+    return lambda work, error: failed.append((work.request, FailedOutcome(f"{type(error).__name__}: {error}")))
 
 
 @dataclass(slots=True)

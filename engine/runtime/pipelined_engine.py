@@ -181,7 +181,10 @@ class PipelinedEngine(Engine):
         start = time.perf_counter()
         now, running = self.clock(), self.scheduler.running
         slots = [request.held_slot for request in running]
-        slack, wanted = np.zeros(self.stage.num_slots + 1), np.ones(self.stage.num_slots + 1, dtype=np.int64)
+        slack, wanted = (
+            np.zeros(self.stage.slots.num_slots + 1),
+            np.ones(self.stage.slots.num_slots + 1, dtype=np.int64),
+        )
         slack[slots] = [self.slack_s(request, now) for request in running]
         wanted[slots] = [self.wanted_frames(request) for request in running]
         self.stage.launch(slack, wanted)

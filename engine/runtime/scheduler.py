@@ -61,7 +61,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_slots_of: Counter[ShareKey] = Counter()
         self.num_burst_slots = 0
-        self.max_burst_slots = burst_share(stage.num_slots)
+        self.max_burst_slots = burst_share(stage.slots.num_slots)
         # Number of requests that waited when the last step began and got no slot.
         self._num_left = self._num_burst_left = 0
         self._last_paced_s = -math.inf
@@ -164,7 +164,7 @@ class Scheduler:
 
     def next_admitted(self) -> Request | None:
         """The waiting request that gets a slot now: a paced one first, then one of the group that holds fewest."""
-        if not self.waiting or not self.stage.num_free:
+        if not self.waiting or not self.stage.slots.num_free:
             return None
         return self.waiting.next(
             self.num_slots_of,

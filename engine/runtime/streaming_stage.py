@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.memory.block_pool import BlockPool
 from engine.models.base import DecodedAudio, VoiceReference
+from engine.program.isolate import isolate
+from engine.program.slots import SlotTable
 from engine.runtime.call_planner import NO_PREFERENCE, all_calls, padded_rows, plan_calls, split_into_calls
 
 DUMMY_SLOT = 0
@@ -66,16 +67,19 @@ def to_decoded(slots: Sequence[int], pcm: Tensor) -> list[DecodedAudio]:
     ]
 
 
+def failed_audio(slot: int, error: Exception) -> DecodedAudio:
+    return DecodedAudio(slot, NO_PCM, error=f"{type(error).__name__}: {error}")
+
+
 def decode_isolated(
     decode: Callable[[Sequence[int], int], list[DecodedAudio]], slots: Sequence[int], count: int
 ) -> list[DecodedAudio]:
-    """``decode`` for all slots; when that raises, for each alone, and those that raise again carry the error."""
-    try:
-        return decode(slots, count)
-    except Exception as error:
-        if len(slots) > 1:
-            return [out for slot in slots for out in decode_isolated(decode, [slot], count)]
-        return [DecodedAudio(slots[0], NO_PCM, error=f"{type(error).__name__}: {error}")]
+    """``decode`` for all slots; those that raise alone, too, carry the error."""
+    failed: list[DecodedAudio] = []
+    found = isolate(
+        lambda some: decode(some, count), slots, lambda slot, error: failed.append(failed_audio(slot, error))
+    )
+    return [*found, *failed]
 
 
 class StreamingDecodeStage:
@@ -90,7 +94,7 @@ class StreamingDecodeStage:
         self.sample_rate: int = codec.config.sample_rate
         self.frame_samples: int = codec.config.frame_samples
         self.gather_slack_s = gather_slack_s
-        self.pool = BlockPool(num_slots)
+        self.slots = SlotTable(num_slots)
         self.state = codec.new_state(num_slots + 1)
         self.pending = PendingFrames(codec.config.codebook_size)
         self.primer = DecoderPrimer(self._prime_frames, self._save, self._load, max_cached_references)
@@ -105,22 +109,14 @@ class StreamingDecodeStage:
             if time.perf_counter() > end_s:
                 return
 
-    @property
-    def num_slots(self) -> int:
-        return self.pool.num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return self.pool.num_free
-
     def reserve(self) -> int | None:
-        slots = self.pool.allocate(1)
-        if slots is None:
+        slot = self.slots.reserve()
+        if slot is None:
             return None
-        self.state.values[slots[0]] = 0
-        self.state.num_frames[slots[0]] = 0
-        self.pending.open(slots[0])
-        return slots[0]
+        self.state.values[slot] = 0
+        self.state.num_frames[slot] = 0
+        self.pending.open(slot)
+        return slot
 
     def prime(self, slot: int, reference: VoiceReference) -> None:
         self.primer.begin(slot, reference)
@@ -141,13 +137,15 @@ class StreamingDecodeStage:
     def step(
         self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
     ) -> list[DecodedAudio]:
-        failed = self._step_primer() if self.primer.busy else []
+        found = self._step_primer() if self.primer.busy else []
         counts = {slot: n for slot, n in self.pending.counts().items() if not self.primer.is_priming(slot)}
-        for out in failed:
+        for out in found:
             del counts[out.slot]
         calls = plan_calls(counts, slack_s, self.gather_slack_s, self.pending.final, wanted_frames)
         runs = [(run, count) for count, slots in calls.items() for run in split_into_calls(slots, count)]
-        return [*failed, *(out for run, count in runs for out in decode_isolated(self._decode, run, count))]
+        for run, count in runs:
+            found += decode_isolated(self._decode, run, count)
+        return found
 
     def _step_primer(self) -> list[DecodedAudio]:
         slot = self.primer.oldest
@@ -155,7 +153,7 @@ class StreamingDecodeStage:
             self.primer.step()
         except Exception as error:
             self.primer.cancel(slot)
-            return [DecodedAudio(slot, NO_PCM, error=f"{type(error).__name__}: {error}")]
+            return [failed_audio(slot, error)]
         return []
 
     def _decode(self, slots: Sequence[int], count: int) -> list[DecodedAudio]:
@@ -187,10 +185,10 @@ class StreamingDecodeStage:
     def release(self, slot: int) -> None:
         self.primer.cancel(slot)
         self.pending.close(slot)
-        self.pool.free([slot])
+        self.slots.release(slot)
 
     def release_quarantined(self) -> None:
-        self.pool.release_quarantined()
+        self.slots.release_quarantined()
 
 
 # Of one recording in one step, so that running rows never wait for all of it.

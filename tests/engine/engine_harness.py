@@ -125,7 +125,7 @@ class EngineHarness:
         self.collect()
         self.check_accounts()
         stage, running = self.engine.stage, self.engine.scheduler.running
-        assert stage.num_free == stage.num_slots - len(running), "slots held by nobody after a step"
+        assert stage.slots.num_free == stage.slots.num_slots - len(running), "slots held by nobody after a step"
         assert not self.engine.pool.num_quarantined
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
@@ -162,7 +162,7 @@ class EngineHarness:
         slots = [request.slot for request in running]
         assert None not in slots
         assert len(slots) == len(set(slots))
-        assert engine.stage.num_free <= engine.stage.num_slots - len(slots)
+        assert engine.stage.slots.num_free <= engine.stage.slots.num_slots - len(slots)
         for request in engine.requests.values():
             assert (request.slot is None) == (request.phase is RequestPhase.WAITING)
             assert request.phase is RequestPhase.RUNNING or not request.block_table
@@ -174,5 +174,5 @@ class EngineHarness:
         assert all(heard.end for heard in self.heard.values())
         self.engine.check_invariants()
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
-        assert self.engine.stage.num_free == self.engine.stage.num_slots
+        assert self.engine.stage.slots.num_free == self.engine.stage.slots.num_slots
         assert not self.engine.scheduler.waiting

@@ -172,4 +172,4 @@ def test_warming_up_with_little_memory_leaves_nothing_behind(tiny_folder: Path, 
     assert not engine.events
     assert not engine.has_work
     assert engine.pool.num_free == num_blocks
-    assert engine.stage.num_free == engine.stage.num_slots
+    assert engine.stage.slots.num_free == engine.stage.slots.num_slots

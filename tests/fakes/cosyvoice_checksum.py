@@ -25,6 +25,7 @@ from engine.models.base import (
     TokenQueue,
     VoiceReference,
 )
+from engine.program.slots import SlotTable
 from engine.runtime.call_planner import NO_PREFERENCE
 from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
 
@@ -142,26 +143,17 @@ class FakeSlicedDecodeStage:
     chunk_frames = HOP_TOKENS + LOOK_AHEAD_TOKENS + TAIL_TOKENS
 
     def __init__(self, num_slots: int) -> None:
-        self.slots = BlockPool(num_slots)
+        self.slots = SlotTable(num_slots)
         self.pages = BlockPool(PAGES_A_SLOT * num_slots)
         self.flows: dict[int, FakeFlow] = {}
 
-    @property
-    def num_slots(self) -> int:
-        return self.slots.num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return self.slots.num_free
-
     def reserve(self) -> int | None:
-        pages = self.pages.allocate(1) if self.num_free else None
-        if pages is None:
+        pages = self.pages.allocate(1) if self.slots.num_free else None
+        slot = self.slots.reserve() if pages is not None else None
+        if pages is None or slot is None:
             return None
-        slots = self.slots.allocate(1)
-        assert slots is not None
-        self.flows[slots[0]] = FakeFlow(pages)
-        return slots[0]
+        self.flows[slot] = FakeFlow(pages)
+        return slot
 
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         (token,) = codes
@@ -201,7 +193,7 @@ class FakeSlicedDecodeStage:
 
     def release(self, slot: int) -> None:
         self.pages.free(self.flows.pop(slot).pages)
-        self.slots.free([slot])
+        self.slots.release(slot)
 
     def release_quarantined(self) -> None:
         self.pages.release_quarantined()

@@ -163,4 +163,4 @@ def test_pages_grow_with_the_speech_and_all_come_back() -> None:
     stage.release(slot)
     stage.release_quarantined()
     assert stage.pages.num_free == stage.pages.num_blocks
-    assert stage.num_free == stage.num_slots
+    assert stage.slots.num_free == stage.slots.num_slots

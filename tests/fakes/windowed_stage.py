@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.memory.block_pool import BlockPool
 from engine.models.base import DecodedAudio, VoiceReference
+from engine.program.slots import SlotTable
 from engine.runtime.call_planner import NO_PREFERENCE, plan_calls
 from engine.runtime.streaming_stage import PendingFrames, decode_isolated, to_decoded
 
@@ -37,26 +37,17 @@ class WindowedDecodeStage:
         self.frame_samples: int = codec.config.frame_samples
         self.gather_slack_s = gather_slack_s
         self.context_frames, self.overlap_samples = context_frames, overlap_samples
-        self.pool = BlockPool(num_slots)
+        self.slots = SlotTable(num_slots)
         self.pending = PendingFrames(codec.config.codebook_size)
         self.windows: dict[int, SlotWindow] = {}
         self.device = next(codec.parameters()).device
 
-    @property
-    def num_slots(self) -> int:
-        return self.pool.num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return self.pool.num_free
-
     def reserve(self) -> int | None:
-        slots = self.pool.allocate(1)
-        if slots is None:
-            return None
-        self.pending.open(slots[0])
-        self.windows[slots[0]] = SlotWindow()
-        return slots[0]
+        slot = self.slots.reserve()
+        if slot is not None:
+            self.pending.open(slot)
+            self.windows[slot] = SlotWindow()
+        return slot
 
     def prime(self, slot: int, reference: VoiceReference) -> None:
         self.windows[slot].frames = list(reference.frames[-self.context_frames :])
@@ -106,7 +97,7 @@ class WindowedDecodeStage:
     def release(self, slot: int) -> None:
         self.pending.close(slot)
         del self.windows[slot]
-        self.pool.free([slot])
+        self.slots.release(slot)
 
     def release_quarantined(self) -> None:
-        self.pool.release_quarantined()
+        self.slots.release_quarantined()

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.memory.block_pool import BlockPool
 from engine.models.base import DecodedAudio, VoiceReference
 from engine.models.cosyvoice3.flow import LOOK_BACK_TOKENS, Flow
 from engine.models.cosyvoice3.flow_memory import (
@@ -36,6 +35,8 @@ from engine.models.cosyvoice3.vocoder_stage import HiftBatch, HiftGraphs, PcmTra
 from engine.models.cosyvoice3.voice import FLOW_REST
 from engine.ops.flow import select_flow_ops
 from engine.program.buffers import DeviceEvent
+from engine.program.isolate import isolate
+from engine.program.slots import SlotTable
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}
@@ -68,7 +69,7 @@ class CosyDecodeStage:
         self.runner = FlowRunner(flow, pages, ops, settings.flow.max_blocks_per_step, num_places, settings.flow.graphs)
         self.shape = self.runner.shape
         self.memory = FlowPagePool(settings.flow, self.shape, pages.num_pages, num_places, max_cached_voices)
-        self.slots = BlockPool(num_slots)
+        self.slots = SlotTable(num_slots)
         self.streams: dict[int, StreamSequence] = {}
         self.failed: list[StreamSequence] = []
         self.flights = PcmTransfers(device)
@@ -98,29 +99,21 @@ class CosyDecodeStage:
         return self.shape.tokens + self.shape.lookahead + WITHHELD_FRAMES // self.shape.ratio
 
     @property
-    def num_slots(self) -> int:
-        return self.slots.num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return self.slots.num_free
-
-    @property
     def num_bounded(self) -> int:
         return self.memory.num_bounded
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def reserve(self) -> int | None:
-        pages = self.memory.admit() if self.num_free else None
-        slots = self.slots.allocate(1) if pages is not None else None
-        if slots is None or pages is None:
+        pages = self.memory.admit() if self.slots.num_free else None
+        slot = self.slots.reserve() if pages is not None else None
+        if slot is None or pages is None:
             return None
-        self.streams[slots[0]] = row = StreamSequence([], reserved_pages=pages, slot=slots[0])
+        self.streams[slot] = row = StreamSequence([], reserved_pages=pages, slot=slot)
         row.begin(self.dummy_row)
         with torch.cuda.stream(self.stream):
-            self.vocoder.open(slots[0])
-        return slots[0]
+            self.vocoder.open(slot)
+        return slot
 
     @torch.inference_mode()
     def prime(self, slot: int, reference: VoiceReference) -> None:
@@ -181,7 +174,7 @@ class CosyDecodeStage:
         """Work in flight for it is dropped when it lands; the next user of its memory comes behind it in the queue."""
         self.memory.release_prompt(self.streams.pop(slot))
         self.vocoder.close(slot)
-        self.slots.free([slot])
+        self.slots.release(slot)
 
     def release_quarantined(self) -> None:
         self.slots.release_quarantined()
@@ -257,15 +250,13 @@ class CosyDecodeStage:
 
     def run_isolated(self, work: Callable[[Sequence[FlowBlockTask]], None], cells: Sequence[FlowBlockTask]) -> None:
         """``work`` for all cells; when that raises, for each alone, and the rows of those that raise again fail."""
-        try:
-            work(cells)
-        except Exception as error:
-            if len(cells) == 1:
-                self.fail(cells[0].row, error)
-                return
-            for cell in cells:
-                if not cell.row.error:
-                    self.run_isolated(work, [cell])
+
+        def run(some: Sequence[FlowBlockTask]) -> list[None]:
+            if healthy := [cell for cell in some if not cell.row.error]:
+                work(healthy)
+            return []
+
+        isolate(run, cells, lambda cell, error: self.fail(cell.row, error))
 
     def fail(self, row: BlockSequence, error: Exception) -> None:
         """A fault of a prompt fails all requests with that voice and evicts the prompt."""

@@ -24,6 +24,7 @@ from engine.models.cosyvoice3.talker import NOTHING, NUCLEUS, WHOLE
 from engine.ops.params import ResidualStream
 from engine.ops.reference_ops import ReferenceOps
 from engine.ops.select import select_ops
+from engine.ops.stack import StackLayer, rope_tables, run_layers
 from engine.program.buffers import Fields, StaticBuffers
 
 
@@ -82,12 +83,6 @@ SCALARS: dict[str, torch.dtype] = {
 }
 
 
-def rope_tables(inverse_frequency: Tensor, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [P, D / 2] in fp32."""
-    angles = torch.arange(num_positions, device=device).float()[:, None] * inverse_frequency.to(device)
-    return angles.cos(), angles.sin()
-
-
 class TalkerProgram:
     """At most ``max_rows`` rows in one step, ``max_tokens`` positions of prompts in one call."""
 
@@ -96,6 +91,7 @@ class TalkerProgram:
     ) -> None:
         self.model, self.kv, self.ops, self.device = model, kv, ops, kv.data.device
         self.backbone, self.table = model.talker.backbone, model.talker.table
+        self.layers = [StackLayer.from_module(layer) for layer in self.backbone.layers]
         self.rope = rope_tables(self.backbone.rope.inverse_frequency, max_blocks * kv.block_size, self.device)
         table: Fields = {"table": (torch.int32, (max_blocks,))}
         scalars: Fields = {name: (dtype, ()) for name, dtype in SCALARS.items()}
@@ -132,18 +128,15 @@ class TalkerProgram:
 
     def run_stack(self, ids: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
         """ids [N] at ``positions`` -> normed hidden states [N, H]."""
-        ops, residual = self.ops, ResidualStream(self.table[ids])
-        for index, layer in enumerate(self.backbone.layers):
-            attention, norm, mlp = layer.self_attn, layer.input_layernorm, layer.mlp
-            qkv = ops.norm_linear(residual, norm.weight, norm.eps, attention.qkv_proj.weight) + attention.qkv_proj.bias
-            attended = ops.paged_attention(
-                qkv, None, norm.eps, self.rope, self.kv.data[index], tables, positions, together
+        norm, residual = self.backbone.norm, ResidualStream(self.table[ids])
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            return self.ops.paged_attention(
+                qkv, None, norm.eps, self.rope, self.kv.data[layer], tables, positions, together
             )
-            ops.add_linear(residual, attended, attention.o_proj.weight)
-            after = layer.post_attention_layernorm
-            gated = ops.norm_swiglu(residual, after.weight, after.eps, mlp.gate_up_proj.weight)
-            ops.add_linear(residual, gated, mlp.down_proj.weight)
-        return ops.add_rms_norm(residual, self.backbone.norm.weight, self.backbone.norm.eps)
+
+        run_layers(self.ops, self.layers, residual, norm.eps, attend)
+        return self.ops.add_rms_norm(residual, norm.weight, norm.eps)
 
     # -- how rows fill it ----------------------------------------------------------------------------------------
 

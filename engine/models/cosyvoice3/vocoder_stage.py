@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from engine.models.cosyvoice3.flow_memory import StreamSequence
 from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, WITHHELD_FRAMES, Hift, HiftState
 from engine.program.buffers import DeviceEvent, to_device
 from engine.program.capture import GraphSet
+from engine.program.isolate import isolate
 
 MAX_CALL_FRAMES = 100
 # Rows times frames of one call: half a gigabyte of activations at the released size.
@@ -99,23 +101,13 @@ class HiftBatch:
         open_works = [work for work in works if len(work.frames)]
         while open_works:
             for run, num_frames in split_into_calls(open_works):
-                self._isolate(run, num_frames)
+                # A work that raises can be tried again: its state is written last.
+                isolate(partial(self._advance, num_frames=num_frames), run, HiftWork.fail)
             open_works = [work for work in open_works if len(work.frames)]
         return [work.error or self._joined(work) for work in works]
 
     def _joined(self, work: HiftWork) -> Tensor:
         return torch.cat(work.pcm) if work.pcm else self.state.values.new_zeros(0)
-
-    def _isolate(self, works: Sequence[HiftWork], num_frames: int) -> None:
-        """One call; when that raises, each alone: its state is written last."""
-        try:
-            self._advance(works, num_frames)
-        except Exception as error:
-            if len(works) == 1:
-                works[0].fail(error)
-                return
-            for work in works:
-                self._isolate([work], num_frames)
 
     def _enqueue_frames(self, slot: int, mel: Tensor, is_final: bool) -> Tensor:
         """What can be worked on now; the very first frames only enter the state."""
@@ -138,13 +130,14 @@ class HiftBatch:
         self.hift.fill(self.state, slot, frames[:LEAD_FRAMES].t())
         return frames[LEAD_FRAMES:]
 
-    def _advance(self, works: Sequence[HiftWork], num_frames: int) -> None:
+    def _advance(self, works: Sequence[HiftWork], num_frames: int) -> list[None]:
         mel = torch.stack([work.frames[:num_frames] for work in works]).transpose(1, 2)
         ends = [self._end(work.slot) for work in works]
         pcm = self.decode([work.slot for work in works], mel, ends)
         for work, samples in zip(works, pcm, strict=True):
             work.frames = work.frames[num_frames:]
             work.pcm.append(self._collect(self.utterances[work.slot], samples, num_frames))
+        return []
 
     def _end(self, slot: int) -> int:
         utterance = self.utterances[slot]

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
-from engine.models.qwen3_tts.frame_program import rope_tables
 from engine.ops.params import (
     ConvParams,
     ConvStateSpec,
@@ -26,6 +25,7 @@ from engine.ops.params import (
     SnakeParams,
 )
 from engine.ops.reference_ops import ReferenceOps
+from engine.ops.stack import StackLayer, rope_tables, run_layers
 
 if TYPE_CHECKING:
     from engine.models.qwen3_tts.codec_decoder import CodecDecoder, ConvNeXtBlock
@@ -48,15 +48,6 @@ class UpsampleWeights(NamedTuple):
     norm: tuple[Tensor, Tensor]
     wide: ConvParams
     back: ConvParams
-
-
-class CodecLayerWeights(NamedTuple):
-    norm: Tensor
-    qkv: Tensor
-    out: Tensor
-    after: Tensor
-    gate_up: Tensor
-    down: Tensor
 
 
 def conv_product(layer: CausalConv1d, dtype: torch.dtype) -> ConvParams:
@@ -123,16 +114,12 @@ class CodecProgram:
         self.stages = stages
         self._fold_waves()
 
-    def _layer(self, layer: nn.Module) -> CodecLayerWeights:
-        attention, mlp = layer.self_attn, layer.mlp
+    def _layer(self, layer: nn.Module) -> StackLayer:
         scales = layer.self_attn_layer_scale.scale.float(), layer.mlp_layer_scale.scale.float()
-        return CodecLayerWeights(
-            norm=layer.input_layernorm.weight,
-            qkv=attention.qkv_proj.weight,
-            out=(attention.o_proj.weight.float() * scales[0][:, None]).to(self.dtype),
-            after=layer.post_attention_layernorm.weight,
-            gate_up=mlp.gate_up_proj.weight,
-            down=(mlp.down_proj.weight.float() * scales[1][:, None]).to(self.dtype),
+        plain = StackLayer.from_module(layer)
+        return plain._replace(
+            out=(plain.out.float() * scales[0][:, None]).to(self.dtype),
+            down=(plain.down.float() * scales[1][:, None]).to(self.dtype),
         )
 
     def _next(self, upsample: CausalConvTranspose1d, block: ConvNeXtBlock) -> UpsampleWeights:
@@ -262,12 +249,11 @@ class CodecProgram:
         x = self.state.new_empty(num_rows, num_frames, self.entry.weight.shape[2])
         ops.conv(pad.buffer, self.entry, num_frames, act=x)
         residual = ResidualStream(x.flatten(0, 1))
-        for layer, past in zip(self.layers, self.past, strict=True):
-            qkv = ops.norm_linear(residual, layer.norm, eps, layer.qkv)
-            attended = ops.ring_attention(qkv, self.rope, past, slots, first, num_frames, self.window)
-            ops.add_linear(residual, attended, layer.out)
-            gated = ops.norm_swiglu(residual, layer.after, eps, layer.gate_up)
-            ops.add_linear(residual, gated, layer.down)
+
+        def attend(index: int, qkv: Tensor) -> Tensor:
+            return ops.ring_attention(qkv, self.rope, self.past[index], slots, first, num_frames, self.window)
+
+        run_layers(ops, self.layers, residual, eps, attend)
         return ops.add_rms_norm(residual, self.codec.pre_transformer.norm.weight, eps).view_as(x)
 
     def run_upsampling(self, x: Tensor, pads: Iterator[PaddedBuffer]) -> PaddedBuffer:

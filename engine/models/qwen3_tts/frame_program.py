@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.layers.transformer import DecoderLayer
 from engine.memory.kv_cache import PagedKV
 from engine.models.base import FailedOutcome, FrameOutcome, Outcome, SequenceState, StopOutcome
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import NO_TOKEN, FrameLog, PromptPosition, QwenSequence
 from engine.ops.params import ResidualStream, SamplingTensors
 from engine.ops.reference_ops import ReferenceOps
+from engine.ops.stack import StackLayer, rope_tables, run_layers
 from engine.program.buffers import StaticBuffers
 
 if TYPE_CHECKING:
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
 # Frames of codes kept by slot for the decode stage.
 RING_FRAMES = 32
-
-
-def rope_tables(inverse_frequency: Tensor, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [P, D/2] in fp32."""
-    angles = torch.arange(num_positions, device=device).float()[:, None] * inverse_frequency.to(device)
-    return angles.cos(), angles.sin()
 
 
 class FrameProgram:
@@ -60,7 +54,7 @@ class FrameProgram:
         self.device = kv.data.device
         self.num_books = config.talker.num_code_groups
         self._make_tables()
-        self._make_ropes(max_blocks * kv.block_size)
+        self._make_stacks(max_blocks * kv.block_size)
         self._make_memory(num_slots)
         self._make_buffers(max_rows, max_tokens, max_blocks)
 
@@ -77,9 +71,11 @@ class FrameProgram:
         self.code0_table = predictor.small_to_mtp_projection(talker.model.codec_embedding.weight)
         self.code_tables = predictor.input_tables
 
-    def _make_ropes(self, num_positions: int) -> None:
+    def _make_stacks(self, num_positions: int) -> None:
         self.talker_rope = rope_tables(self.talker.model.rope.inverse_frequency, num_positions, self.device)
         predictor = self.talker.code_predictor.model
+        self.talker_layers = [StackLayer.from_module(layer) for layer in self.talker.model.layers]
+        self.predictor_layers = [StackLayer.from_module(layer) for layer in predictor.layers]
         self.predictor_rope = rope_tables(predictor.rope.inverse_frequency, self.num_books, self.device)
 
     def _make_memory(self, num_slots: int) -> None:
@@ -145,22 +141,22 @@ class FrameProgram:
 
     def run_talker(self, x: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
         """x [N, H] at ``positions`` -> normed hidden states [N, H]."""
-        ops, model, residual = self.ops, self.talker.model, ResidualStream(x)
-        for index, layer in enumerate(model.layers):
-            attention, norms, eps = layer.self_attn, head_norms(layer), layer.input_layernorm.eps
-            qkv = ops.norm_linear(residual, layer.input_layernorm.weight, eps, attention.qkv_proj.weight)
-            attended = ops.paged_attention(
-                qkv, norms, eps, self.talker_rope, self.kv.data[index], tables, positions, together
-            )
-            self.finish_layer(layer, residual, attended)
-        return ops.add_rms_norm(residual, model.norm.weight, model.norm.eps)
+        norm, residual = self.talker.model.norm, ResidualStream(x)
 
-    def finish_layer(self, layer: DecoderLayer, residual: ResidualStream, attended: Tensor) -> None:
-        ops, after, mlp = self.ops, layer.post_attention_layernorm, layer.mlp
-        assert mlp.gate_up_proj is not None
-        ops.add_linear(residual, attended, layer.self_attn.o_proj.weight)
-        gated = ops.norm_swiglu(residual, after.weight, after.eps, mlp.gate_up_proj.weight)
-        ops.add_linear(residual, gated, mlp.down_proj.weight)
+        def attend(index: int, qkv: Tensor) -> Tensor:
+            return self.ops.paged_attention(
+                qkv,
+                self.talker_layers[index].qk_norms,
+                norm.eps,
+                self.talker_rope,
+                self.kv.data[index],
+                tables,
+                positions,
+                together,
+            )
+
+        run_layers(self.ops, self.talker_layers, residual, norm.eps, attend)
+        return self.ops.add_rms_norm(residual, norm.weight, norm.eps)
 
     def first_code(self, hidden: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         talker = self.config.talker
@@ -198,21 +194,18 @@ class FrameProgram:
 
     def run_pass(self, x: Tensor, cache: Tensor, num_rows: int, start: int) -> ResidualStream:
         """x [N * T, size], T positions of each row from ``start`` on -> the last one's state [N, size]."""
-        ops, num_tokens, residual = self.ops, x.shape[0] // num_rows, ResidualStream(x)
-        for index, layer in enumerate(self.talker.code_predictor.model.layers):
-            norm = layer.input_layernorm
-            qkv = ops.norm_linear(residual, norm.weight, norm.eps, layer.self_attn.qkv_proj.weight)
-            attended = ops.predictor_attention(
-                qkv, head_norms(layer), norm.eps, self.predictor_rope, cache[index], start, num_tokens
-            )
-            self.finish_layer(layer, residual, attended)
+        num_tokens, residual = x.shape[0] // num_rows, ResidualStream(x)
+        layers, eps = self.predictor_layers, self.talker.code_predictor.model.norm.eps
+
+        def attend(index: int, qkv: Tensor) -> Tensor:
+            norms, rope = layers[index].qk_norms, self.predictor_rope
+            assert norms is not None
+            return self.ops.predictor_attention(qkv, norms, eps, rope, cache[index], start, num_tokens)
+
+        run_layers(self.ops, layers, residual, eps, attend)
         if num_tokens == 1:
             return residual
-        return ResidualStream(ops.flush_residual(residual)[num_tokens - 1 :: num_tokens].contiguous())
-
-
-def head_norms(layer: DecoderLayer) -> tuple[Tensor, Tensor]:
-    return layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight
+        return ResidualStream(self.ops.flush_residual(residual)[num_tokens - 1 :: num_tokens].contiguous())
 
 
 NO_ID = -1

@@ -65,7 +65,7 @@ class Stage:
     def step(self, slots: list[int], slack_s: np.ndarray, wanted: np.ndarray) -> None:  # type: ignore[type-arg]
         """One frame of each of ``slots``, and a round."""
         for slot in slots:
-            frame = int(self.decode.use.num_fed[slot])
+            frame = int(self.decode.num_fed[slot])
             self.program.ring[slot, frame % RING_FRAMES] = frame
         self.decode.feed_batch(slots)
         for chunk in self.decode.collect(self.decode.launch(slack_s, wanted)):

@@ -456,9 +456,9 @@ def test_freed_memory_is_lent_again_only_after_the_step_in_flight(shape: Checksu
     bench = recorder(shape)
     row = speak(bench)
     run_until_heard(bench, row)
-    free, slots = bench.engine.pool.num_free, bench.engine.stage.num_free
+    free, slots = bench.engine.pool.num_free, bench.engine.stage.slots.num_free
     bench.cancel(row)
-    assert (bench.engine.pool.num_free, bench.engine.stage.num_free) == (free, slots)
+    assert (bench.engine.pool.num_free, bench.engine.stage.slots.num_free) == (free, slots)
     assert bench.engine.pool.num_quarantined
     bench.step()
     assert bench.engine.pool.num_free == bench.engine.pool.num_blocks

@@ -136,7 +136,7 @@ class ExactDecodeLaws(RuleBasedStateMachine):
     def slots_and_frames_balance(self) -> None:
         if not hasattr(self, "stage"):
             return
-        assert self.stage.num_free + len(self.fed) + self.num_quarantined == self.stage.num_slots
+        assert self.stage.slots.num_free + len(self.fed) + self.num_quarantined == self.stage.slots.num_slots
         for slot, frames in self.fed.items():
             num_heard = sum(map(len, self.heard[slot]))
             assert num_heard == self.stage.frame_samples * (len(frames) - self.stage.num_pending(slot))
@@ -275,13 +275,13 @@ def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(c
     stage.release(slot)
     stage.release_quarantined()
     assert not stage.busy
-    assert (stage.num_free, stage.primer.num_cached) == (1, 0)
+    assert (stage.slots.num_free, stage.primer.num_cached) == (1, 0)
 
 
 def test_warming_up_leaves_no_trace(codec: CodecDecoder) -> None:
     stage = StreamingDecodeStage(codec, NUM_SLOTS, 0.0)
     stage.warm_up(60.0)
-    assert stage.num_free == NUM_SLOTS
+    assert stage.slots.num_free == NUM_SLOTS
     assert not stage.busy
     assert not stage.state.values[1:].any()
     slot = stage.reserve()

@@ -104,7 +104,7 @@ def end(stage: CosyDecodeStage, *slots: int) -> None:
     for slot in slots:
         stage.release(slot)
     stage.release_quarantined()
-    assert stage.num_free == stage.num_slots
+    assert stage.slots.num_free == stage.slots.num_slots
     check_balance(stage)
 
 
@@ -218,7 +218,7 @@ class DecodeLaws(RuleBasedStateMachine):
     def reserve(self, name: str) -> None:
         slot = self.stage.reserve()
         if not self.is_short:
-            assert (slot is None) == (len(self.fed) + self.num_quarantined == self.stage.num_slots)
+            assert (slot is None) == (len(self.fed) + self.num_quarantined == self.stage.slots.num_slots)
         if slot is not None:
             self.fed[slot], self.heard[slot], self.voices[slot] = [], [], name
             if name != "none":
@@ -286,7 +286,7 @@ class DecodeLaws(RuleBasedStateMachine):
     def everything_balances(self) -> None:
         if not hasattr(self, "stage"):
             return
-        assert self.stage.num_free + len(self.fed) + self.num_quarantined == self.stage.num_slots
+        assert self.stage.slots.num_free + len(self.fed) + self.num_quarantined == self.stage.slots.num_slots
         check_balance(self.stage)
         for slot, tokens in self.fed.items():
             num_heard = sum(len(chunk.pcm) for chunk in self.heard[slot])

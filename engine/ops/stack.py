@@ -1,0 +1,64 @@
+"""The transformer layer loop of all programs, and the tables of rotary angles that their attention reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from engine.ops.params import ResidualStream
+from engine.ops.reference_ops import ReferenceOps
+
+
+class StackLayer(NamedTuple):
+    """Weights of one pre-norm layer: attention, then a gated feed-forward part."""
+
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    # Norms of queries and keys, in models that have them.
+    qk_norms: tuple[Tensor, Tensor] | None
+    out: Tensor
+    after: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @staticmethod
+    def from_module(layer: nn.Module) -> StackLayer:
+        """The weights of a fused ``DecoderLayer``."""
+        attention, mlp = layer.self_attn, layer.mlp
+        has_norms = hasattr(attention.q_norm, "weight")
+        return StackLayer(
+            norm=layer.input_layernorm.weight,
+            qkv=attention.qkv_proj.weight,
+            qkv_bias=attention.qkv_proj.bias,
+            qk_norms=(attention.q_norm.weight, attention.k_norm.weight) if has_norms else None,
+            out=attention.o_proj.weight,
+            after=layer.post_attention_layernorm.weight,
+            gate_up=mlp.gate_up_proj.weight,
+            down=mlp.down_proj.weight,
+        )
+
+
+def run_layers(
+    ops: ReferenceOps,
+    layers: Sequence[StackLayer],
+    residual: ResidualStream,
+    eps: float,
+    attend: Callable[[int, Tensor], Tensor],
+) -> None:
+    """Add every layer to ``residual`` [N, H]; ``attend(layer, qkv [N, ...])`` returns the attended values."""
+    for index, layer in enumerate(layers):
+        qkv = ops.norm_linear(residual, layer.norm, eps, layer.qkv)
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
+        ops.add_linear(residual, attend(index, qkv), layer.out)
+        ops.add_linear(residual, ops.norm_swiglu(residual, layer.after, eps, layer.gate_up), layer.down)
+
+
+def rope_tables(inverse_frequency: Tensor, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin [P, D/2] in fp32."""
+    angles = torch.arange(num_positions, device=device).float()[:, None] * inverse_frequency.to(device)
+    return angles.cos(), angles.sin()
