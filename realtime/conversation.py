@@ -98,20 +98,15 @@ class Conversation:
 
     def handle(self, command: ConversationCommand) -> list[model.DialectEvent]:
         """Events to send at once. A command for a context that is not open changes nothing."""
-        self.session.touch()
-        events = [*self._apply(command), *self._finish_if_done()]
-        self.wake()
-        return events
+        return [*self._apply(command), *self._finish_if_done()]
 
     def update(self, given: ev.NativeSpeechSettings) -> ev.SessionUpdated:
         """Change what holds for the responses to come. Raises ``SpeechError``; then nothing has changed."""
-        self.session.touch()
         self.session.update(self._settings_over_session(given))
         return ev.SessionUpdated(settings=wire_settings(self.session.settings))
 
     async def query_heard(self, query: model.QueryHeard) -> model.DialectEvent:
         """The event to send, once the words are found."""
-        self.session.touch()
         if (response := self._past.get(query.context)) is not None:
             heard = await response.query_heard(query.played_ms)
             if not response.forgotten:
@@ -272,6 +267,7 @@ class Conversation:
         context.response = response
         response.attach(self.wake)
         self._speaking.append(context)
+        self.wake()  # it may have failed already
 
     def _cancel(self, context: ContextState, played_ms: float | None) -> list[model.DialectEvent]:
         if context.response is None:
@@ -338,8 +334,10 @@ def _weight(intent: TextIntent) -> int:
 
 
 def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> model.DialectEvent:
+    pre_skip, samples_per_ms = response.pre_skip_samples, response.format.sample_rate / 1000
+
     def ms(sample: int) -> float:
-        return max(1000 * (sample - response.pre_skip_samples) / response.format.sample_rate, 0.0)
+        return max((sample - pre_skip) / samples_per_ms, 0.0)
 
     match event:
         case ResponseAudio():

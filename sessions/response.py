@@ -104,6 +104,9 @@ class Response:
         self.state = State.OPEN
         # Nothing is known of it any more but that it has ended.
         self.forgotten = False
+        # Decoded samples before the speech, at the format's rate; 0 unless the encoding is Opus.
+        is_opus = settings.format.encoding is Encoding.OPUS
+        self.pre_skip_samples = opus_settings(settings.format).pre_skip_samples if is_opus else 0
         self._request_prefix = request_prefix
         self._group = group
         self._services = services
@@ -148,11 +151,6 @@ class Response:
     @property
     def format(self) -> AudioFormat:
         return self.settings.format
-
-    @property
-    def pre_skip_samples(self) -> int:
-        """Decoded samples before the speech, at the format's rate; 0 unless the encoding is Opus."""
-        return opus_settings(self.format).pre_skip_samples if self.format.encoding is Encoding.OPUS else 0
 
     @property
     def is_done(self) -> bool:
