@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from realtime.bench.packet_client import CountedAudio, PacketCountingClient, open_packet_client
+from realtime.bench.client import CountedAudio, PacketCountingClient, open_packet_client
 from realtime.bench.plan import CORPUS, endless, read_corpus
 from realtime.protocol import events as ev
 

@@ -20,7 +20,7 @@ from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.server import SpeechServer
-from realtime.speech_api.overrides import merge_fields, override_settings
+from realtime.speech_api.speech_job import merge_fields, override_settings
 from realtime.transports.http_routes import refusal_headers
 from realtime.transports.transport import HttpTransport, MessageTransport
 from sessions.session import Session

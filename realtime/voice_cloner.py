@@ -1,24 +1,53 @@
-"""From what a client has of a voice (a recording, an address of one, numbers) to a voice that can speak."""
+"""Recording to voice: limits, the encoder's turn, and what is stored."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest, ReferenceAudio, SpeechEngine
-from realtime.concurrency_limit import ConcurrencyLimit
 from realtime.config import ConfigError, ServerConfig, VoiceStoreSettings
-from realtime.references.addresses import refuse_address
-from realtime.references.data_uri import PREFIX, decode_data_uri
-from realtime.references.fetch import Fetcher, FetchRules
+from realtime.errors import RequestRefused
+from realtime.references import PREFIX, Fetcher, FetchRules, decode_data_uri, refuse_address
 from sessions.admission import ENCODINGS, UPLOADS, LocalUsageCounters, UsageCounters
 from sessions.audio.pcm import Pcm
 from sessions.audio.recordings.sandbox import DecodeLimits, decode_in_subprocess
 from sessions.voices.voice import MAX_TRANSCRIPT_CHARS
+
+
+@dataclass(slots=True)
+class ConcurrencyLimit:
+    """A limit on what ``tally`` counts under a name, here and in other processes that keep the same one."""
+
+    limit_name: str
+    max_inside: int
+    retry_after_ms: int
+    tally: UsageCounters
+    counted: str
+    # Here.
+    num_inside: int = 0
+
+    @contextmanager
+    def acquire(self) -> Iterator[None]:
+        """Raises ``RequestRefused`` when it is full."""
+        if self.tally.total(self.counted) >= self.max_inside:
+            limit = f"{self.limit_name} is {self.max_inside}"
+            raise RequestRefused("overloaded", limit, retry_after_ms=self.retry_after_ms)
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, by: int) -> None:
+        self.num_inside += by
+        self.tally.add(self.counted, by)
+
 
 LARGEST = float(np.finfo(np.float32).max)
 

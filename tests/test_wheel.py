@@ -71,7 +71,7 @@ def test_every_module_and_data_file_of_the_packages_is_in_it(wheel):
 def test_the_page_is_found_where_the_wheel_puts_it(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    code = "from realtime.transports.page import PAGE; print(PAGE); assert (PAGE / 'ui' / 'main.js').is_file()"
+    code = "from realtime.transports.http_routes import PAGE; print(PAGE); assert (PAGE / 'ui' / 'main.js').is_file()"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True)
     assert found.stdout.decode().strip() == str(tmp_path / "web_client")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from safetensors import safe_open
 
 from engine.api import CheckpointError, CheckpointReport
-from realtime.commands.output import PLAYERS, find_player
+from realtime.commands.streams import PLAYERS, find_player
 from realtime.engine_factory import add_model_argument, inspect_checkpoint
 from sessions.audio.opus_library import OpusUnavailable, describe
 

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 
 from engine.api import SamplingParams, SpeechEngine
-from realtime.commands.input import arriving_text
-from realtime.commands.output import FORMATS, PLAYERS, Output, find_player, open_output, output_path
+from realtime.commands.streams import FORMATS, PLAYERS, Output, arriving_text, find_player, open_output, output_path
 from realtime.config import ConfigError, load_config
 from realtime.engine_factory import add_model_argument, running_engine
 from realtime.protocol.events import ResponseDone as WireResponseDone

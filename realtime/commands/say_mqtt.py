@@ -9,10 +9,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from realtime.commands.input import arriving_text
-from realtime.commands.output import Output, open_output
 from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, SpeechProgress
 from realtime.commands.say_remote import BYTES_PER_SAMPLE, SAMPLE_RATE, ServerError
+from realtime.commands.streams import Output, arriving_text, open_output
 from realtime.mqtt.client import MqttAudio, MqttClientSession, open_session, settings_of
 from realtime.mqtt.connection import BrokerDisconnected
 from realtime.protocol.events import ResponseDone

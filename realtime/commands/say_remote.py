@@ -12,9 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from websockets.exceptions import InvalidHandshake
 
 from realtime.client import NativeClient, open_session
-from realtime.commands.input import arriving_text
-from realtime.commands.output import Output, open_output
 from realtime.commands.say import EXIT_STATUS, PLAYER_LEAD_MS, SpeechProgress
+from realtime.commands.streams import Output, arriving_text, open_output
 from realtime.protocol import events as ev
 from sessions.config import Encoding
 from sessions.events import ResponseStatus

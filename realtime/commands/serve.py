@@ -15,8 +15,8 @@ from realtime.app import serve
 from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
 from realtime.gateway_supervisor import serve_with_gateways
 from realtime.logs import configure_logs
+from realtime.transports.http_routes import page_folder
 from realtime.transports.listener import Ports
-from realtime.transports.page import page_folder
 
 # Flags for the commonest settings.
 FLAGS = {

@@ -10,8 +10,7 @@ import msgspec
 
 from engine.api import CHUNK_FRAMES, InvalidRequest, SamplingParams, TextLayout, UnknownLanguage
 from realtime.server import SpeechServer
-from realtime.speech_api.capabilities import known_language, supported_instructions
-from realtime.speech_api.formats import audio_format
+from realtime.speech_api.options import audio_format, known_language, supported_instructions
 from realtime.speech_api.request_body import SpeechRequestBody
 from sessions.config import SpeechSettings
 

@@ -10,7 +10,7 @@ from starlette.datastructures import QueryParams
 from engine.api import EngineInfo
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
-from realtime.speech_api.capabilities import CODES, NAMES
+from realtime.speech_api.options import CODES, NAMES
 from sessions.voices.lookup import voices_for
 from sessions.voices.store import VoiceStore
 

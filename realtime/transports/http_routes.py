@@ -1,19 +1,23 @@
-"""HTTP beside the WebSocket: health, metrics, the model, and how errors are told."""
+"""Answers to HTTP requests: health, information, the page, and errors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from engine.api import ErrorInfo
+from realtime.config import ServerConfig
 from realtime.errors import RequestRefused, http_status, openai_error
 from realtime.server import SpeechServer
 
@@ -105,3 +109,65 @@ async def reject_unknown_websocket(websocket: WebSocket) -> None:
     await websocket.send_denial_response(
         refusal_response(RequestRefused("unknown_path", "no such address on this server").info)
     )
+
+
+# Beside the packages, in a checkout and in what a wheel installs.
+PAGE = Path(__file__).parents[2] / "web_client"
+
+CONTENT_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self' 'wasm-unsafe-eval'",  # the second for the Opus decoder in WebAssembly
+    "style-src": "'self'",
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "worker-src": "'self'",
+    "manifest-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+HEADERS = {
+    "Content-Security-Policy": "; ".join(f"{name} {sources}" for name, sources in CONTENT_POLICY.items()),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-cache",  # asked for again each time, answered by 304 while nothing changed
+}
+
+
+class PageFiles(StaticFiles):
+    """The page is for anyone, as long as a server without keys keeps to its own machine."""
+
+    def __init__(self, server: SpeechServer, folder: Path) -> None:
+        super().__init__(directory=folder, html=True)
+        self._gatekeeper = server.gatekeeper
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._gatekeeper.has_keys:
+            self._gatekeeper.authenticate(HTTPConnection(scope))
+        await super().__call__(scope, receive, send)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response
+
+
+class FallbackMount(Mount):
+    """Addresses that no route before it knows; one that knows an address by another method answers for it (405)."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return Match.PARTIAL if match is Match.FULL else match, found
+
+
+def page_folder(config: ServerConfig) -> Path | None:
+    """Where the page is; None where none was installed."""
+    folder = Path(config.listen.page or PAGE)
+    return folder if folder.is_dir() else None
+
+
+def page_routes(server: SpeechServer) -> list[BaseRoute]:
+    """To come last."""
+    folder = page_folder(server.config)
+    return [FallbackMount("/", PageFiles(server, folder))] if folder else []

@@ -20,9 +20,9 @@ from realtime.server import SpeechServer
 from realtime.speech_api.request_body import body_of, parse_object
 from realtime.speech_api.speech_job import prepare_job, usage
 from realtime.speech_api.voice_selection import ReferenceEncoder
-from realtime.transports.disconnect import cancel_on_disconnect
 from realtime.transports.http_routes import server_of
 from realtime.transports.speech_routes import ByteBudget, check_limits, decode, read_body, speak_whole
+from realtime.transports.transport import cancel_on_disconnect
 from sessions.session import Session
 
 MAX_ITEMS = 32

@@ -1,23 +1,54 @@
-"""The connection of one client, whatever carries it: messages in, messages out, one end.
-
-It is a WebSocket, or an HTTP request: its body is the one message that comes, and what is sent is the answer's body.
-"""
+"""The connection of one client, whatever carries it: messages in, messages out, one end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Generic, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from realtime.errors import RemoteProtocolError, RequestRefused
-from realtime.transports.disconnect import client_disconnected
+
+Result = TypeVar("Result")
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """What the work gives, once the body of the request has been read.
+
+    Raises ``RequestRefused`` when the client leaves first; by then the work has ended and given back what it held.
+    """
+    working = asyncio.create_task(work, name="voicewire http work")
+    leaving = asyncio.create_task(_wait_disconnected(request), name="voicewire http client")
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise client_disconnected()
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait([working, leaving])
+        del working, leaving  # the error that a task holds would hold the task
+
+
+class ClientLeft(RequestRefused):
+    """The client closed the connection before its answer was complete."""
+
+
+def client_disconnected() -> ClientLeft:
+    return ClientLeft("session_closed", "the client has left")
+
+
+async def _wait_disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
 
 log = logging.getLogger("voicewire.transport")
 

@@ -15,7 +15,7 @@ from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
 from realtime.server import SpeechServer
-from realtime.speech_api.capabilities import CODES
+from realtime.speech_api.options import CODES
 from realtime.transports.tcp_server import (
     check_port_for_gateways,
     close_writer,

@@ -22,8 +22,7 @@ from realtime.protocol import mqtt311 as mqtt
 from realtime.protocol.telephony.xiaozhi import XiaozhiDialect
 from realtime.transports.tcp_server import TcpStreamTransport, close_writer, create_stream_transport, run_server
 from realtime.transports.xiaozhi_routes import XiaozhiService
-from realtime.xiaozhi.device_transport import XiaozhiMqttTransport
-from realtime.xiaozhi.udp_server import UdpServer
+from realtime.xiaozhi.device_transport import UdpServer, XiaozhiMqttTransport
 
 log = logging.getLogger("voicewire.xiaozhi")
 

@@ -27,12 +27,17 @@ from websockets.exceptions import InvalidMessage, InvalidStatus
 from engine.process import RunDirectory
 from realtime import gateway_supervisor
 from realtime.client import NativeClient, open_session
-from realtime.concurrency_limit import ConcurrencyLimit
 from realtime.config import ServerConfig, load_config
 from realtime.errors import RequestRefused
-from realtime.gateway_supervisor import GATEWAY_COMMAND, GatewayPlan, GatewaySupervisor, gateway_environment
+from realtime.gateway_supervisor import (
+    GATEWAY_COMMAND,
+    GatewayPlan,
+    GatewaySupervisor,
+    SharedUsageCounters,
+    gateway_environment,
+)
 from realtime.protocol import events as ev
-from realtime.shared_counters import SharedUsageCounters
+from realtime.voice_cloner import ConcurrencyLimit
 from sessions.admission import CONNECTIONS, UPLOADS, LocalUsageCounters, ResponseLimiter, counter_names, key_counter
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded

@@ -1,14 +1,15 @@
-"""OpenAI Realtime's objects, as far as text goes in and speech comes out."""
+"""What the OpenAI wires share: message structs, errors, and the field names of the beta."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.model import RequestedFormat, SpeechOptions
+from realtime.protocol.model import ClientHandshake, RequestedFormat, SpeechOptions
 
 FORMATS = {
     "audio/pcm": RequestedFormat("pcm_s16le", 24_000),
@@ -133,3 +134,47 @@ def error_fields(error: ErrorInfo, event_id: str | None = None) -> dict[str, Any
     else:
         kind = "server_error" if error.code in SERVER_FAULT_CODES else "invalid_request_error"
     return {"type": kind, "code": error.code, "message": error.message, "param": error.param, "event_id": event_id}
+
+
+# Names of the beta for those of today.
+BETA_EVENTS = {
+    "conversation.item.added": "conversation.item.created",
+    "response.output_audio.delta": "response.audio.delta",
+    "response.output_audio.done": "response.audio.done",
+    "response.output_audio_transcript.delta": "response.audio_transcript.delta",
+    "response.output_audio_transcript.done": "response.audio_transcript.done",
+}
+BETA_FORMATS = {"pcm16": "audio/pcm", "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/pcma"}
+BETA_PARTS = {"output_audio": "audio", "output_text": "text"}
+
+
+def is_beta(handshake: ClientHandshake) -> bool:
+    """By the header, or by the sub-protocol that browsers offer in its place."""
+    by_header = "realtime=v1" in handshake.headers.get("openai-beta", "")
+    return by_header or "openai-beta.realtime-v1" in handshake.subprotocols
+
+
+def to_beta_event(kind: str, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """An event of today in the words of then. What had none then keeps its name: clients pass it over."""
+    return BETA_EVENTS.get(kind, kind), _to_beta_parts(fields)
+
+
+def from_beta_session(session: Mapping[str, Any]) -> dict[str, Any]:
+    """A session of then in the words of today."""
+    output = {name: session[name] for name in ("voice", "speed") if name in session}
+    if "output_audio_format" in session:
+        name = str(session["output_audio_format"])
+        output["format"] = {"type": BETA_FORMATS.get(name, name)}
+    modalities = session.get("modalities")
+    update: dict[str, Any] = {"audio": {"output": output}}
+    return update if modalities is None else update | {"output_modalities": modalities}
+
+
+def _to_beta_parts(value: Any) -> Any:
+    """Parts of content have other types."""
+    if isinstance(value, list):
+        return [_to_beta_parts(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    fields = {name: _to_beta_parts(one) for name, one in value.items()}
+    return fields | {"type": BETA_PARTS[fields["type"]]} if fields.get("type") in BETA_PARTS else fields

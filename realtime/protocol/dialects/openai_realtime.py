@@ -14,15 +14,17 @@ from typing import Any
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.dialects import openai_beta
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.openai_common import (
     OpenAIClientEvent,
     OpenAIResponseParams,
     error_fields,
     first_session,
+    from_beta_session,
+    is_beta,
     merged,
     parse_options,
+    to_beta_event,
 )
 from realtime.protocol.dialects.openai_conversation import OpenAIConversation, OpenAIResponse, check_items
 from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
@@ -42,7 +44,7 @@ class OpenAIRealtimeDialect(Dialect):
         session_id = f"sess_{handshake.request_id}"
         self._session = first_session(session_id, handshake.query.get("model", "voicewire"))
         self._conversation = OpenAIConversation(handshake.request_id)
-        self._is_beta = openai_beta.is_beta(handshake)
+        self._is_beta = is_beta(handshake)
         self._num_events = 0
         self._client_event: str | None = None
 
@@ -97,7 +99,7 @@ class OpenAIRealtimeDialect(Dialect):
         return {"error": {name: fields[name] for name in ("message", "type", "param", "code")}}, {}
 
     def _update(self, update: dict[str, Any]) -> Iterator[model.DialectCommand]:
-        session = merged(self._session, update | openai_beta.from_beta_session(update) if self._is_beta else update)
+        session = merged(self._session, update | from_beta_session(update) if self._is_beta else update)
         parse_options(session, None)
         self._session = session
         yield self._send("session.updated", session=self._session)
@@ -232,7 +234,7 @@ class OpenAIRealtimeDialect(Dialect):
     def _send(self, kind: str, **fields: Any) -> model.SendMessage:
         self._num_events += 1
         if self._is_beta:
-            kind, fields = openai_beta.to_beta_event(kind, fields)
+            kind, fields = to_beta_event(kind, fields)
         return model.SendMessage(
             dump(type=kind, event_id=f"event_{self.handshake.request_id[:12]}{self._num_events}", **fields)
         )

@@ -1,16 +1,16 @@
-"""xiaozhi devices: JSON to speak of the conversation, packets of Opus in 60 ms for sound.
-
-To the line such a device is a phone with PCM; its link encodes and decodes (``realtime/xiaozhi/device_transport.py``).
-A device plays only between ``tts start`` and ``tts stop``.
-"""
+"""The wire of xiaozhi devices: its messages, its binary frames and its UDP packets."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
@@ -140,3 +140,56 @@ def unpack_frame(version: int, message: bytes) -> bytes:
         found = f"a packet has at most {MAX_PACKET_BYTES} bytes, this one {len(packet)}"
         raise RemoteProtocolError("message_too_big", found)
     return packet
+
+
+# Kind, flags, bytes of sound, stream, milliseconds, number; big-endian.
+HEADER = struct.Struct(">BBHIII")
+SOUND = 0x01
+# Flags of sent packets: both sides use one key, so the nonces of the two directions must differ.
+FROM_US = 0x01
+KEY_BYTES = 16
+MAX_PACKET_BYTES = 1_400
+# A number so much further on is one of the past.
+MAX_STEP = 2**31
+
+
+def stream_id_of(datagram: bytes) -> int | None:
+    """Which stream it belongs to; ``None`` if it cannot be sound."""
+    if not HEADER.size < len(datagram) <= HEADER.size + MAX_PACKET_BYTES:
+        return None
+    kind, _, length, stream, _, _ = HEADER.unpack_from(datagram)
+    return stream if kind == SOUND and length == len(datagram) - HEADER.size else None
+
+
+@dataclass(slots=True)
+class EncryptedAudioStream:
+    """One device's stream, both ways."""
+
+    key: bytes
+    stream: int
+    _sent: int = 0
+    # The highest number that came; they begin with 1.
+    _heard: int = 0
+
+    @property
+    def nonce(self) -> bytes:
+        """What the device makes its headers from."""
+        return HEADER.pack(SOUND, 0, 0, self.stream, 0, 0)
+
+    def encrypt(self, packet: bytes, time_ms: int) -> bytes:
+        self._sent += 1
+        header = HEADER.pack(SOUND, FROM_US, len(packet), self.stream, time_ms % 2**32, self._sent % 2**32)
+        return header + self._crypt(header, packet)
+
+    def decrypt(self, datagram: bytes) -> bytes | None:
+        """The packet in it; ``None`` for what is not of this stream, doubled, or older than what came before."""
+        if stream_id_of(datagram) != self.stream:
+            return None
+        _, flags, _, _, _, number = HEADER.unpack_from(datagram)
+        if flags == FROM_US or not 0 < (number - self._heard) % 2**32 < MAX_STEP:
+            return None
+        self._heard = number
+        return self._crypt(datagram[: HEADER.size], datagram[HEADER.size :])
+
+    def _crypt(self, nonce: bytes, data: bytes) -> bytes:
+        return Cipher(AES(self.key), CTR(nonce)).encryptor().update(data)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.bench.packet_client import BINARY, FINAL, TEXT, build_frame, parse_frame
+from realtime.bench.client import BINARY, FINAL, TEXT, build_frame, parse_frame
 from realtime.bench.plan import (
     CORPUS,
     MAX_PIECE_CHARS,

@@ -15,8 +15,15 @@ import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.commands.input import arriving_text
-from realtime.commands.output import PLAYERS, AudioFile, AudioPlayer, StandardOutput, find_player, output_path
+from realtime.commands.streams import (
+    PLAYERS,
+    AudioFile,
+    AudioPlayer,
+    StandardOutput,
+    arriving_text,
+    find_player,
+    output_path,
+)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 
 from realtime.app import create_app
 from realtime.config import ConfigError, load_config
-from realtime.protocol.telephony.xiaozhi_udp import HEADER, SOUND, EncryptedAudioStream
+from realtime.protocol.telephony.xiaozhi import HEADER, SOUND, EncryptedAudioStream
 from realtime.transports.xiaozhi_mqtt_server import XiaozhiMqttServer
-from realtime.xiaozhi.udp_server import UdpServer
+from realtime.xiaozhi.device_transport import UdpServer
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told

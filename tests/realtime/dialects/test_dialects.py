@@ -19,7 +19,7 @@ from realtime.protocol.dialects.deepgram import DeepgramDialect
 from realtime.protocol.dialects.elevenlabs import ElevenLabsMultiStream
 from realtime.protocol.dialects.elevenlabs_dialogue import ElevenLabsDialogue
 from realtime.protocol.dialects.inworld import InworldDialect
-from realtime.protocol.dialects.openai_beta import is_beta
+from realtime.protocol.dialects.openai_common import is_beta
 from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS, MAX_PARTS, MAX_TOTAL_PARTS
 from realtime.protocol.dialects.openai_realtime import OpenAIRealtimeDialect
 from realtime.protocol.dialects.parsing import with_sentence_space

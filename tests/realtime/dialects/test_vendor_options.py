@@ -20,7 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from realtime.protocol.dialects.protobuf import decode, encode
-from realtime.protocol.dialects.rime_envelope import BINARY, REQUEST, RESPONSE
+from realtime.protocol.dialects.rime_v1 import BINARY, REQUEST, RESPONSE
 from sessions.audio.wav import wav_file
 from tests.fakes.engine import FakeScript
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine

@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from realtime.protocol.dialects.protobuf import decode, encode
-from realtime.protocol.dialects.rime_envelope import BINARY, JSON, REQUEST, RESPONSE
+from realtime.protocol.dialects.rime_v1 import BINARY, JSON, REQUEST, RESPONSE
 from sessions.audio.pcm import pcm_to_s16le
 from tests.realtime.live_server import WAIT_S, LiveServer
 

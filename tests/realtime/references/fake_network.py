@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from realtime.references.addresses import FetchTarget
+from realtime.references import FetchTarget
 
 PUBLIC = "93.184.216.34"
 NAMES: dict[str, list[str]] = {

@@ -11,8 +11,7 @@ import pytest
 
 from engine.api import InvalidRequest
 from realtime.h11_limits import ChunkLimitedConnection
-from realtime.references.addresses import parse_url
-from realtime.references.fetch import Fetcher, FetchRules
+from realtime.references import Fetcher, FetchRules, parse_url
 from tests.realtime.certificates import self_signed
 from tests.realtime.references.fake_network import LOOPBACK, PUBLIC, FakeResolver, NoConnection, answer, web_server
 
@@ -162,9 +161,7 @@ async def test_body_in_tiny_pieces_is_read_cheaply() -> None:
 
     connections: list[CountingConnection] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "realtime.references.fetch.ChunkLimitedConnection", lambda *a, **k: counting(connections, *a, **k)
-        )
+        patch.setattr("realtime.references.ChunkLimitedConnection", lambda *a, **k: counting(connections, *a, **k))
         async with web_server(lambda _: [crumbs, b"0\r\n\r\n"]) as port:
             watching = asyncio.create_task(watch())
             with pytest.raises(InvalidRequest, match="cannot be fetched: RemoteProtocolError"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from engine.api import InvalidRequest
-from realtime.references.data_uri import decode_data_uri
+from realtime.references import decode_data_uri
 from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
 from tests.fakes.engine import FakeScript

@@ -15,7 +15,7 @@ import soundfile
 from engine.api import CheckpointError
 from realtime.app import create_app
 from realtime.config import load_config
-from realtime.speech_api.capabilities import CODES, NAMES, known_language
+from realtime.speech_api.options import CODES, NAMES, known_language
 from sessions.audio.formats import codecs
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript, FakeSpeechEngine

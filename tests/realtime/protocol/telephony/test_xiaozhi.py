@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.telephony.xiaozhi import VERSIONS, XiaozhiDialect, pack_frame, unpack_frame
-from realtime.protocol.telephony.xiaozhi_udp import FROM_US, HEADER, EncryptedAudioStream, stream_id_of
+from realtime.protocol.telephony.xiaozhi import (
+    FROM_US,
+    HEADER,
+    VERSIONS,
+    EncryptedAudioStream,
+    XiaozhiDialect,
+    pack_frame,
+    stream_id_of,
+    unpack_frame,
+)
 from tests.realtime.dialects.chaotic_client import ChaoticClient
 
 NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000

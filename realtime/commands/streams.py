@@ -1,13 +1,16 @@
-"""Where a command's speech goes: a file, standard output, or a player of the machine. Takes mono 16-bit PCM."""
+"""Text that a command reads, and audio that it writes."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import codecs
 import os
 import shutil
 import sys
+import threading
 from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -16,6 +19,38 @@ from sessions.audio.formats.registry import stream_encoder
 from sessions.audio.pcm import s16le_to_pcm
 from sessions.audio.wav import BYTES_PER_SAMPLE, HEADER_BYTES, finalize_file
 from sessions.config import AudioFormat, Encoding
+
+READ_BYTES = 4_096
+
+
+async def arriving_text(descriptor: int) -> AsyncIterator[str]:
+    """Yield UTF-8 text as soon as it can be read. What is no UTF-8 becomes U+FFFD.
+
+    The thread that reads is a daemon: nothing waits for input that never comes.
+    """
+    pieces: asyncio.Queue[bytes] = asyncio.Queue()
+    arguments = (descriptor, asyncio.get_running_loop(), pieces)
+    threading.Thread(target=_read, args=arguments, name="voicewire input", daemon=True).start()
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    while piece := await pieces.get():
+        if text := decoder.decode(piece):
+            yield text
+    if rest := decoder.decode(b"", final=True):
+        yield rest
+
+
+def _read(descriptor: int, loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue[bytes]) -> None:
+    piece = b"..."
+    while piece and not loop.is_closed():
+        try:
+            piece = os.read(descriptor, READ_BYTES)
+        except OSError:  # the terminal is gone
+            piece = b""
+        try:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+        except RuntimeError:  # the loop is closed
+            return
+
 
 # Program -> arguments that make it play from standard input.
 PLAYERS = {
