@@ -26,7 +26,7 @@ from tests.realtime.devices import test_xiaozhi, test_xiaozhi_mqtt
 from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, LONG, TEXT, VendorClient
 from tests.realtime.leftovers import complaints
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
-from tests.realtime.protocol.telephony.test_phones import ASTERISK, AUDIOSOCKET, PLIVO, TELNYX, VONAGE
+from tests.realtime.protocol.telephony.lines import message_of, messages
 from tests.realtime.test_browser_tokens import connect_packet
 from tests.realtime.wires import REQUESTS
 
@@ -159,7 +159,7 @@ async def phone(path: str, start: list[Message], live: LiveServer, client: Dying
 async def audiosocket(live: LiveServer, client: DyingClient) -> None:
     async with agent(live) as line:
         await client.connect(live.uvicorn.config.app.state.audiosocket.port)
-        await client.send(b"".join(message for message, _ in AUDIOSOCKET[:2] if isinstance(message, bytes)))
+        await client.send(b"".join(messages("audiosocket")[:2]))
         await speak_into(line)
         await until(lambda: bool(live.engine.requests))
         await client.dies_after(4)
@@ -203,10 +203,10 @@ BATCH = {"items": [{"input": TEXT}, {"input": TEXT}], "response_format": "wav"}
 XIAOZHI: list[Message] = [json.dumps(test_xiaozhi.HELLO)]
 PHONES: dict[str, tuple[str, list[Message]]] = {
     "twilio": ("/v1/calls/twilio", [twilio_simulator.connected(), twilio_simulator.start()]),
-    "telnyx": ("/v1/calls/telnyx", [TELNYX[0][0], TELNYX[1][0]]),
-    "plivo": ("/v1/calls/plivo", [PLIVO[0][0]]),
-    "vonage": ("/v1/calls/vonage", [VONAGE[0][0]]),
-    "asterisk": ("/v1/calls/asterisk", [ASTERISK[0][0]]),
+    "telnyx": ("/v1/calls/telnyx", [message_of("telnyx", "StreamStarted")]),
+    "plivo": ("/v1/calls/plivo", [message_of("plivo", "StreamStarted")]),
+    "vonage": ("/v1/calls/vonage", [message_of("vonage", "StreamStarted")]),
+    "asterisk": ("/v1/calls/asterisk", [message_of("asterisk", "StreamStarted")]),
     "xiaozhi": ("/xiaozhi/v1/", XIAOZHI),
 }
 REPLIES: dict[str, Reply] = {

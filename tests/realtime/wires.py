@@ -31,6 +31,7 @@ from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, TEXT, VendorCli
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak
 from tests.realtime.mqtt.mosquitto import running
 from tests.realtime.mqtt.mqtt_client import bridged, client
+from tests.realtime.protocol.telephony.lines import message_of
 
 # The whole reply is received; or, in the middle of it, a close as the wire has it, a cut, or a cut by a reset.
 Ending = Literal["spoken", "closed", "dropped", "reset"]
@@ -236,32 +237,17 @@ CALLS = {
     "calls__audiosocket_port": 0,
     "xiaozhi__end_of_speech_delay_ms": 100,
 }
-TELNYX = (
-    '{"event":"start","stream_id":"S1","start":{"call_control_id":"v3:1",'
-    '"media_format":{"encoding":"PCMA","sample_rate":8000,"channels":1}}}'
-)
-PLIVO = (
-    '{"event":"start","start":{"callId":"C1","streamId":"S1",'
-    '"mediaFormat":{"encoding":"audio/x-l16","sampleRate":16000}}}'
-)
-VONAGE = '{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}'
-ASTERISK = (
-    '{"event":"MEDIA_START","connection_id":"W1","channel":"c","channel_id":"1.2","format":"slin16",'
-    '"optimal_frame_size":640,"ptime":20}'
-)
-XIAOZHI = (
-    '{"type":"hello","version":1,"transport":"websocket","audio_params":'
-    '{"format":"opus","sample_rate":16000,"channels":1,"frame_duration":60}}'
-)
 LINE_VISITS = {
     "twilio": visit_line(
         "/v1/calls/twilio", twilio_simulator.connected(), twilio_simulator.start(), answer=return_mark, **SIGNED
     ),
-    "telnyx": visit_line("/v1/calls/telnyx", TELNYX, answer=return_mark),
-    "plivo": visit_line("/v1/calls/plivo", PLIVO, answer=return_checkpoint),
-    "vonage": visit_line("/v1/calls/vonage", VONAGE, answer=return_notify),
-    "asterisk": visit_line("/v1/calls/asterisk", ASTERISK, answer=return_media_mark),
+    "telnyx": visit_line("/v1/calls/telnyx", message_of("telnyx", "StreamStarted"), answer=return_mark),
+    "plivo": visit_line("/v1/calls/plivo", message_of("plivo", "StreamStarted"), answer=return_checkpoint),
+    "vonage": visit_line("/v1/calls/vonage", message_of("vonage", "StreamStarted"), answer=return_notify),
+    "asterisk": visit_line("/v1/calls/asterisk", message_of("asterisk", "StreamStarted"), answer=return_media_mark),
     "audiosocket": visit_audiosocket,
-    "xiaozhi": visit_line("/xiaozhi/v1/", XIAOZHI, **{"Protocol-Version": "1", "Device-Id": "aa:bb:cc"}),
+    "xiaozhi": visit_line(
+        "/xiaozhi/v1/", message_of("xiaozhi", "StreamStarted"), **{"Protocol-Version": "1", "Device-Id": "aa:bb:cc"}
+    ),
 }
 LINES = tuple(Peer(name, visit, settings=CALLS, text="Hello.") for name, visit in LINE_VISITS.items())

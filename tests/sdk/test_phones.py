@@ -19,11 +19,12 @@ from realtime.protocol.telephony.vonage import VonageDialect
 from sessions.audio.g711 import alaw_to_pcm, mulaw_to_pcm, pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.pcm import pcm_to_s16le, s16_to_float, s16le_to_pcm
 from tests.realtime.calls import twilio_simulator
-from tests.realtime.protocol.telephony import test_phones as literal
+from tests.realtime.protocol.telephony.lines import message_of
 from tests.sdk.client_matrix import PROGRAMS, RUN_TIMEOUT_S, existing_environment
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 
+PAYLOAD = base64.b64encode(b"\xff\x7f").decode()
 LOUD = base64.b64encode(b"\x80" * 160).decode()
 LOUDEST_MULAW, LOUDEST_ALAW = 32_124, 5_504
 CODECS = {
@@ -46,10 +47,10 @@ class Provider(NamedTuple):
     rate: int = 8_000
 
 
-def said(exchange: list[Any], number: int) -> Message:
-    """A message of the literal exchanges, its audio made loud."""
-    message = exchange[number][0]
-    return message.replace(literal.PAYLOAD, LOUD) if isinstance(message, str) else message
+def said(name: str) -> list[Message]:
+    """The start, the media made loud, and a digit, as in the recorded exchanges."""
+    found = [message_of(name, event) for event in ("StreamStarted", "CallerAudioReceived", "DtmfReceived")]
+    return [message.replace(PAYLOAD, LOUD) if isinstance(message, str) else message for message in found]
 
 
 PROVIDERS = (
@@ -61,9 +62,9 @@ PROVIDERS = (
         twilio_simulator.dtmf("5"),
         LOUDEST_MULAW,
     ),
-    Provider("telnyx", TelnyxDialect(), *(said(literal.TELNYX, number) for number in (1, 2, 3)), LOUDEST_ALAW, "PCMA"),
-    Provider("plivo", PlivoDialect(), *(said(literal.PLIVO, number) for number in (0, 1, 2)), LOUDEST_MULAW),
-    Provider("vonage", VonageDialect("c"), *(said(literal.VONAGE, number) for number in (0, 1, 2)), 1, "L16", 16_000),
+    Provider("telnyx", TelnyxDialect(), *said("telnyx"), LOUDEST_ALAW, "PCMA"),
+    Provider("plivo", PlivoDialect(), *said("plivo"), LOUDEST_MULAW),
+    Provider("vonage", VonageDialect("c"), *said("vonage"), 1, "L16", 16_000),
 )
 
 
