@@ -25,7 +25,7 @@ from realtime.protocol.dialects.openai_realtime import OpenAIRealtimeDialect
 from realtime.protocol.dialects.parsing import with_sentence_space
 from realtime.protocol.dialects.protobuf import ProtobufField, decode, encode
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
-from tests.realtime.dialects.chaotic_client import ChaoticClient
+from tests.realtime.dialects.chaotic_client import AT_LENGTH, ChaoticClient
 from tests.realtime.dialects.dialect_harness import REQUEST_ID, DialectHarness, failed, handshake, word
 from tests.realtime.dialects.exchange import messages_of
 
@@ -165,7 +165,6 @@ def test_old_items_are_forgotten():
     assert len(wire.dialect._conversation._items) == 1
 
 
-NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
 SUBPROTOCOLS = {"/ws": ("rime.v1.json", "rime.v1.binary")}
 
 
@@ -270,16 +269,11 @@ def named(wire: DialectRoute) -> str:
     return f"{wire.dialect.__name__} {wire.path}"
 
 
-@pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=named)
-def test_a_dialect_never_breaks(wire: DialectRoute) -> None:
-    play_at_random(wire, 1, NUM_MESSAGES)
-
-
-@pytest.mark.slow
+@AT_LENGTH
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=named)
-def test_a_dialect_never_breaks_at_length(wire: DialectRoute) -> None:
-    play_at_random(wire, 2, NUM_MESSAGES_SLOW)
+def test_a_dialect_never_breaks(wire: DialectRoute, num_messages: int) -> None:
+    play_at_random(wire, 1, num_messages)
 
 
 @pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=named)

@@ -14,11 +14,11 @@ from realtime.protocol import model
 from realtime.protocol.telephony.twilio import is_signed, sign
 from realtime.protocol.telephony.xiaozhi import VERSIONS, pack_frame, unpack_frame
 from realtime.protocol.telephony.xiaozhi_udp import FROM_US, HEADER, EncryptedAudioStream, stream_id_of
+from tests.realtime.dialects.chaotic_client import AT_LENGTH
 from tests.realtime.protocol.telephony.lines import LINES, exchanges, messages, replay
 
 SPICES = ("null", "-1", "1e400", '""', "{}", "[]", '"\\ud800"', "true", '"x"', "[[[", "\x00", "9" * 40)
 KEY = bytes(range(16))
-AT_LENGTH = pytest.mark.parametrize("num_messages", [2_000, pytest.param(50_000, marks=pytest.mark.slow)])
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.wyoming import WyomingDialect, WyomingEvent, WyomingEventReader, serialize
-from tests.realtime.dialects.chaotic_client import ChaoticClient
+from tests.realtime.dialects.chaotic_client import AT_LENGTH, ChaoticClient
 from tests.realtime.dialects.test_dialects import Shell
 
-NUM_MESSAGES, NUM_MESSAGES_SLOW = 2_000, 50_000
 JSON = st.dictionaries(st.text(max_size=5), st.text(max_size=9) | st.integers(-5, 5) | st.none(), max_size=3)
 EVENTS = st.lists(st.builds(WyomingEvent, st.text(max_size=12), JSON, st.binary(max_size=40)), max_size=5)
 RIGHT = tuple(
@@ -74,13 +73,9 @@ def play(seed: int, num_messages: int) -> int:
     return num_connections
 
 
-def test_nothing_breaks_a_connection() -> None:
-    assert play(1, NUM_MESSAGES) > 5
-
-
-@pytest.mark.slow
-def test_nothing_breaks_a_connection_at_length() -> None:
-    assert play(2, NUM_MESSAGES_SLOW) > 100
+@AT_LENGTH
+def test_nothing_breaks_a_connection(num_messages: int) -> None:
+    assert play(1, num_messages) > num_messages / 500
 
 
 @pytest.mark.parametrize(
