@@ -27,7 +27,7 @@ from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, LONG, TEXT, Ven
 from tests.realtime.leftovers import complaints
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 from tests.realtime.protocol.telephony.lines import message_of, messages
-from tests.realtime.test_browser_tokens import connect_packet
+from tests.realtime.test_auth import connect_packet
 from tests.realtime.wires import REQUESTS
 
 FASTEST = FakeScript(ms_per_char=60.0, first_chunk_s=0.0, real_time_factor=0.0)

@@ -472,8 +472,6 @@ async def test_an_id_that_we_make_is_none_of_the_agents() -> None:
         assert accepted.reply_id == "reply-2"
 
 
-pytestmark = pytest.mark.virtual_time
-
 NUM_RUNS, NUM_RUNS_SLOW = 6, 200
 NUM_ACTS = 60
 ENDS = (model.CallReplyPlayed, model.CallReplyInterrupted, model.CallReplyFailed)

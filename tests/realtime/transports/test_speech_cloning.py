@@ -1,4 +1,4 @@
-"""``POST /v1/audio/speech`` with a voice that the request itself brings."""
+"""Cloning over HTTP: by a recording, an address or an embedding, with a key and with a token."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import asyncio
 import base64
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pytest
+from websockets.asyncio.client import connect
 
 from engine.api import InvalidRequest
 from realtime.references import decode_data_uri
 from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
+from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.engine import FakeScript
 from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
 from tests.realtime.live_server import LiveServer, live_server, until
+from tests.realtime.live_server import speak as speak_natively
 from tests.realtime.references.fake_network import answer, web_server
-from tests.sessions.audio.signals import tone
+from tests.sessions.audio.signals import recording, speech_like, tone
 from tests.sessions.voices.voices import StoredVoice, voice
 
 WAV = wav_file(tone(1.5, 16_000), 16_000)
@@ -252,3 +256,194 @@ def test_base64_in_pieces_is_that_of_the_whole(num_bytes: int) -> None:
 def test_broken_base64_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="base64 is broken"):
         decode_data_uri("data:audio/wav;base64," + text, 10_000_000)
+
+
+KEY = "a-key-of-enough-characters"
+TEXT = "Hello there."
+LARGE = data_uri(bytes(200_000))
+
+
+class Refusal(NamedTuple):
+    code: str | None
+    message: str
+    param: str | None = None
+
+
+OK = Refusal(None, "")
+Ask = Callable[[LiveServer, str, dict[str, Any]], Awaitable[Refusal]]
+
+
+class WebHost(NamedTuple):
+    url: str
+    requests: list[bytes]
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[LiveServer]:
+    fetching = {"voices__allow_plain_http_fetch": True, "voices__allowed_private_networks": "127.0.0.1/32"}
+    flags = {"voices__folder": str(tmp_path), "auth__api_keys": f"agent:{KEY}", **fetching}
+    async with live_server(cloning_engine(), **flags) as server:
+        yield server
+        await server.freed()
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[WebHost]:
+    requests: list[bytes] = []
+
+    def serve(head: bytes) -> list[bytes]:
+        requests.append(head)
+        return [answer(WAV)]
+
+    async with web_server(serve) as port:
+        yield WebHost(f"http://127.0.0.1:{port}/a.wav", requests)
+
+
+async def post(guarded: LiveServer, path: str, key: str, **content: Any) -> tuple[int, dict[str, Any]]:
+    async with guarded.http() as http:
+        told = await http.post(path, headers={"X-API-Key": key}, **content)
+    is_json = told.headers["content-type"] == "application/json"
+    return told.status_code, told.json() if is_json else {}
+
+
+def refusal(body: dict[str, Any]) -> Refusal:
+    error = body.get("error")
+    return Refusal(error["code"], error["message"], error["param"]) if error else OK
+
+
+async def speech(guarded: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
+    return refusal((await post(guarded, "/v1/audio/speech", key, json={"input": TEXT, **fields}))[1])
+
+
+async def open_webui(guarded: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
+    return refusal((await post(guarded, "/open-webui/v1/audio/speech", key, json={"input": TEXT, **fields}))[1])
+
+
+async def batch_item(guarded: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
+    body = {"items": [{"input": TEXT, **fields}]}
+    return refusal((await post(guarded, "/v1/audio/speech/batch", key, json=body))[1]["results"][0])
+
+
+async def batch_default(guarded: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
+    body = {"items": [{"input": TEXT}], **fields}
+    return refusal((await post(guarded, "/v1/audio/speech/batch", key, json=body))[1]["results"][0])
+
+
+async def socket(guarded: LiveServer, key: str, fields: dict[str, Any]) -> Refusal:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with connect(f"{guarded.url}/v1/audio/speech/stream", additional_headers=headers, proxy=None) as line:
+        for message in (
+            {"type": "session.config", "response_format": "pcm", **fields},
+            {"type": "input.text", "text": TEXT},
+            {"type": "input.done"},
+        ):
+            await line.send(json.dumps(message))
+        async for message in line:
+            told = json.loads(message) if isinstance(message, str) else {"type": ""}
+            if told["type"] == "error":
+                return Refusal("insufficient_scope", told["message"], next(iter(fields)))
+            if told["type"] == "session.done":
+                return OK
+    raise AssertionError("closed before the end")
+
+
+PATHS: tuple[Ask, ...] = (speech, open_webui, batch_item, batch_default, socket)
+FIELDS = ("ref_audio", "address", "speaker_embedding")
+
+
+async def token(guarded: LiveServer) -> str:
+    return str((await post(guarded, "/v1/tokens", KEY))[1]["token"])
+
+
+@pytest.mark.parametrize("ask", PATHS)
+@pytest.mark.parametrize("kind", FIELDS)
+async def test_token_clones_and_fetches_nothing(guarded: LiveServer, host: WebHost, ask: Ask, kind: str) -> None:
+    fields: dict[str, Any] = {
+        "ref_audio": {"ref_audio": data_uri(WAV)},
+        "address": {"ref_audio": host.url},
+        "speaker_embedding": {"speaker_embedding": [0.0] * EMBEDDING_SIZE},
+    }[kind]
+    shown = await token(guarded)
+    assert await ask(guarded, shown, {}) == OK
+    refused = await ask(guarded, shown, fields)
+    assert (refused.code, refused.param) == ("insufficient_scope", next(iter(fields)))
+    assert next(iter(fields)) in refused.message
+    assert "API key" in refused.message
+    assert (guarded.engine.samples, host.requests) == ([], [])
+    assert all(request.voice is None or isinstance(request.voice, str) for request in guarded.engine.requests)
+    assert await ask(guarded, KEY, fields) == OK
+    assert not isinstance(guarded.engine.requests[-1].voice, str)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"files": {"audio_sample": ("a.wav", WAV)}, "data": {"name": "ann", "consent": "yes"}},
+        {"data": {"name": "ann", "consent": "yes", "speaker_embedding": str([0.0] * EMBEDDING_SIZE)}},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/audio/voices", "/open-webui/v1/audio/voices"])
+async def test_token_uploads_no_voice(guarded: LiveServer, path: str, content: dict[str, Any]) -> None:
+    status, body = await post(guarded, path, await token(guarded), **content)
+    assert (status, body["error"]["code"]) == (403, "insufficient_scope")
+    assert guarded.engine.samples == []
+
+
+@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
+async def test_body_of_a_token_has_no_room_for_a_recording(guarded: LiveServer, path: str) -> None:
+    """It takes no place of those who upload."""
+    assert len(LARGE) > guarded.speech.config.limits.max_message_bytes
+    status, body = await post(guarded, path, await token(guarded), json={"input": TEXT, "ref_audio": LARGE})
+    assert (status, body["error"]["code"]) == (413, "message_too_big")
+    assert body["error"]["message"].endswith("; ref_audio needs an API key")
+
+
+SPEECH = speech_like(48_000, 16_000, seed=1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "base", task="base")
+
+
+@pytest.fixture
+async def real(checkpoint: Path, tmp_path: Path) -> AsyncIterator[LiveServer]:
+    from engine.launch import create_engine
+
+    async with live_server(create_engine(checkpoint, lazy_graph_capture=True), voices__folder=str(tmp_path)) as server:
+        yield server
+
+
+async def test_a_voice_is_heard_stored_and_spoken_with(real: LiveServer) -> None:
+    async with real.http() as http:
+        for name, kind, fields in (("ann", "flac", {}), ("ben", "mp3", {"ref_text": "hello there my friend"})):
+            form = {"name": name, "consent": "yes"} | fields
+            parts = [(field, (None, value)) for field, value in form.items()]
+            parts.append(("audio_sample", ("a", recording(kind, [SPEECH], 16_000), "audio/wav")))
+            told = await http.post("/v1/audio/voices", files=parts, timeout=30)
+            assert told.status_code == 200, told.text
+            assert told.json()["voice"]["in_context"] == bool(fields)
+        for voice, num_reference_frames in (("ann", 0), ("ben", 38)):
+            body = {"input": "Hello there.", "voice": voice, "max_frames": 6, "stream": False, "seed": 1}
+            answer = await http.post("/v1/audio/speech", json=body, timeout=30)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-voicewire-output-tokens"] == "6"
+            assert int(answer.headers["x-voicewire-input-tokens"]) >= num_reference_frames
+    async with real.session() as client:
+        assert (await speak_natively(client, "Hello there.", voice="ben", max_frames=6)).done.status == "completed"
+
+
+async def test_a_stored_voice_speaks_as_its_recording_does(real: LiveServer) -> None:
+    """The same request, with the voice's name or with the recording itself, gives the same audio."""
+    wav = wav_file(SPEECH, 16_000)
+    reference = f"data:audio/wav;base64,{base64.b64encode(wav).decode()}"
+    asked = {"input": "Hello there.", "response_format": "pcm", "max_frames": 6, "seed": 3}
+    async with real.http() as http:
+        parts = [("name", (None, "ann")), ("consent", (None, "yes")), ("ref_text", (None, "hello there"))]
+        parts.append(("audio_sample", ("a.wav", wav, "audio/wav")))
+        assert (await http.post("/v1/audio/voices", files=parts, timeout=30)).status_code == 200
+        by_name = await http.post("/v1/audio/speech", json=asked | {"voice": "ann"}, timeout=30)
+        by_recording = asked | {"ref_audio": reference, "ref_text": "hello there"}
+        assert (await http.post("/v1/audio/speech", json=by_recording, timeout=30)).content == by_name.content
+        vector_alone = asked | {"voice": "ann", "x_vector_only_mode": True}
+        assert (await http.post("/v1/audio/speech", json=vector_alone, timeout=30)).content != by_name.content

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.telephony.twilio import is_signed, sign
-from realtime.protocol.telephony.xiaozhi import VERSIONS, pack_frame, unpack_frame
-from realtime.protocol.telephony.xiaozhi_udp import FROM_US, HEADER, EncryptedAudioStream, stream_id_of
+from realtime.protocol.telephony.xiaozhi import (
+    FROM_US,
+    HEADER,
+    VERSIONS,
+    EncryptedAudioStream,
+    pack_frame,
+    stream_id_of,
+    unpack_frame,
+)
 from tests.realtime.dialects.chaotic_client import AT_LENGTH
 from tests.realtime.protocol.telephony.lines import LINES, exchanges, messages, replay
 
