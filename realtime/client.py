@@ -16,11 +16,11 @@ MAX_MESSAGE_BYTES = 2**24
 
 
 class SessionRejected(OSError):
-    """The server closed the session before it began, and said why."""
+    """The server refused the session."""
 
 
 class NativeClient:
-    """One session. ``send`` events, iterate over what comes back; the iteration ends when the line is closed."""
+    """One session. ``send`` events and iterate over the server's; the iteration ends when the connection closes."""
 
     def __init__(self, socket: ClientConnection, created: SessionCreated) -> None:
         self.created = created
@@ -53,7 +53,7 @@ class NativeClient:
         await self._socket.close()
 
     def abort(self) -> None:
-        """Cut the line without a word."""
+        """Abort the connection without a close frame."""
         self._socket.transport.abort()
 
     async def __aenter__(self) -> NativeClient:
@@ -70,7 +70,7 @@ def parse(message: str | bytes) -> ServerEvent | AudioMessage:
 
 
 def speech_url(url: str) -> str:
-    """``ws://host:port`` or ``http://host:port`` as the address of the native wire. Raises ``OSError``."""
+    """Return the native wire's address for ``ws://host:port`` or ``http://host:port``. Raises ``OSError``."""
     parts = urlsplit(url)
     scheme = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}.get(parts.scheme)
     if scheme is None or not parts.hostname:
@@ -79,7 +79,7 @@ def speech_url(url: str) -> str:
 
 
 async def open_session(url: str, *, api_key: str | None = None, trust: ssl.SSLContext | None = None) -> NativeClient:
-    """Raises ``OSError``, ``websockets.exceptions.InvalidStatus`` when refused, or ``SessionRefused``."""
+    """Open a session. Raises ``OSError``, ``websockets.exceptions.InvalidStatus`` or ``SessionRefused``."""
     address = speech_url(url)
     socket = await connect(
         address,

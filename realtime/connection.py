@@ -17,11 +17,11 @@ from sessions.clock import WakeEvent, now_s
 
 log = logging.getLogger("voicewire.connection")
 
-# A connection that is closed waits at most so long for the events that are still to be sent.
+# Seconds that a close waits for the terminal events.
 CLOSE_GRACE_S = 0.5
-# Messages that wait to be written; a client that does not read them is not read either.
+# Unwritten messages at which the connection stops reading its client.
 MAX_PENDING_MESSAGES = 64
-# Events that are written per loop iteration, so that a flood of flushes does not delay other connections.
+# Events written per loop iteration, so that a flood of flushes does not delay other connections.
 YIELD_EVERY_EVENTS = 50
 
 
@@ -51,12 +51,12 @@ class Connection(ABC):
         self._link: MessageTransport
         self._num_errors = 0
         self._opened_s = now_s()
-        # Neither before it has begun nor once it ends may the server end it.
+        # Whether the server may close it: neither before its start nor while it closes.
         self._is_running = False
         self._close_reason: CloseReason | None = None
-        # No message will come any more.
+        # Whether the reader has ended.
         self._is_read = False
-        # The code that the WebSocket was closed with by either side.
+        # Close code of the WebSocket, by either side.
         self._closed_with: int | None = None
         # To be written, in order.
         self._messages: deque[model.Message] = deque()
@@ -71,7 +71,7 @@ class Connection(ABC):
 
     @abstractmethod
     async def _receive(self, message: model.Message) -> None:
-        """Carry out one message, and tell the client what is wrong with it."""
+        """Carry out one message, or answer it with an error."""
 
     @abstractmethod
     def _pop_event(self, now: float) -> bool:
@@ -79,7 +79,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _due_s(self, now: float) -> float | None:
-        """When an event is due, as far as time alone decides."""
+        """Return when an event is due because of time alone."""
 
     @property
     def _is_idle(self) -> bool:
@@ -87,7 +87,7 @@ class Connection(ABC):
         return True
 
     def _stop(self) -> None:
-        """Cancel everything; idempotent."""
+        """Cancel all work; idempotent."""
         self._is_running = False
         self._to_write.set()
 
@@ -136,7 +136,7 @@ class Connection(ABC):
         self._to_write.set()
 
     async def _write(self) -> None:
-        """Write until the line is closed by the client, or all is told that is to be told before a close."""
+        """Write until the client closes, or until everything that precedes a close is written."""
         num_events = 0
         while not self._is_read and await self._link.writable():
             if self._messages:
@@ -192,7 +192,7 @@ class Connection(ABC):
             await self._link.close(CloseCode.INTERNAL_ERROR, "internal_error")
 
     def _count_refusal(self, code: str) -> None:
-        """One error more of the client, which may be one too many."""
+        """Count an error of the client, and close at the limit."""
         self._server.metrics.refused(code)
         self._num_errors += 1
         limit = self._limits.max_errors_per_connection

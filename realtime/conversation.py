@@ -1,4 +1,4 @@
-"""The contexts of one connection: commands of its dialect in, events of its contexts out."""
+"""The contexts of one connection: carries out commands of its dialect and gives the events of its responses."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ TextIntent = model.AppendText | model.FlushContext | model.EndContext
 
 @dataclass(slots=True, eq=False)
 class ContextState:
-    """A text that is spoken as one signal: a response, from its first text on."""
+    """One context: a text that is spoken as one signal, as a response from its first text on."""
 
     context_id: str
     settings: SpeechSettings
     last_activity_s: float
-    # Contexts of one line speak one after the other.
+    # Contexts of one track are spoken one after the other.
     track: str | None = None
-    # What is to be done once it is this context's turn; ``None`` when it is.
+    # Commands that wait for the contexts before it; ``None`` once it is its turn.
     pending: list[TextIntent] | None = None
-    # It was, when it began to wait.
+    # Whether it passed ``check_can_start`` when it began to wait.
     admitted: bool = False
     response: Response | None = None
-    # Has all its text.
+    # Whether its text is complete.
     ended: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """Contexts over a session. No method but ``query_heard`` waits.
+    """Maps contexts to responses of a session. Only ``query_heard`` waits.
 
-    ``handle`` returns the events of the moment. Those that come later are read by ``pop_due``; ``wake`` is called when
-    one may be due earlier than ``due_s`` told.
+    ``handle`` returns the immediate events. ``pop_due`` returns later ones; ``wake`` is called when one may be due
+    earlier than ``due_s`` returned.
     """
 
     session: Session
     resolver: OptionResolver
-    # Raises ``RequestRefused`` when nothing may begin now.
+    # Raises ``RequestRefused`` while no response may begin.
     check_can_start: Callable[[], None]
     config: ServerConfig
     wake: Callable[[], None]
@@ -79,34 +79,34 @@ class Conversation:
     # In the order they were opened.
     _open: dict[str, ContextState] = field(default_factory=dict)
     _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
-    # Contexts with a response, the one whose turn it is to be asked for an event first.
+    # Contexts with a response, rotated so that each is asked for events in turn.
     _speaking: deque[ContextState] = field(default_factory=deque)
-    # Popped before events of responses.
+    # Events that are popped before those of responses.
     _events: deque[model.DialectEvent] = field(default_factory=deque)
     _num_waiting_chars: int = 0
     _finishing: bool = False
 
     @property
     def num_speaking(self) -> int:
-        """Open contexts that hold a place."""
+        """The number of open contexts that have a response."""
         return len(self._speaking)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no event will come unless a command is handled."""
+        """Whether no event follows without another command."""
         return not self._speaking and not self._events
 
     def handle(self, command: ConversationCommand) -> list[model.DialectEvent]:
-        """Events to send at once. A command for a context that is not open changes nothing."""
+        """Carry out a command and return its immediate events. Commands for unknown contexts are ignored."""
         return [*self._apply(command), *self._finish_if_done()]
 
     def update(self, given: ev.NativeSpeechSettings) -> ev.SessionUpdated:
-        """Change what holds for the responses to come. Raises ``SpeechError``; then nothing has changed."""
+        """Change the settings of later responses. Raises ``SpeechError``; then nothing has changed."""
         self.session.update(self._settings_over_session(given))
         return ev.SessionUpdated(settings=wire_settings(self.session.settings))
 
     async def query_heard(self, query: model.QueryHeard) -> model.DialectEvent:
-        """The event to send, once the words are found."""
+        """Return the event to send, once the heard words are found."""
         if (response := self._past.get(query.context)) is not None:
             heard = await response.query_heard(query.played_ms)
             if not response.forgotten:
@@ -114,12 +114,12 @@ class Conversation:
         return model.HeardUnknown(query.context)
 
     def due_s(self, now: float) -> float | None:
-        """When ``pop_due`` may return the next event; ``None`` while none is known."""
+        """Return when ``pop_due`` may return the next event; ``None`` while none waits."""
         dues = (context.response.due_s(now) for context in self._speaking if context.response is not None)
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
     def pop_due(self, now: float) -> model.DialectEvent | None:
-        """The next event that is due by ``now``. Contexts take turns."""
+        """Return the next event that is due by ``now``, of each context in turn."""
         if self._events:
             return self._events.popleft()
         for _ in range(len(self._speaking)):
@@ -132,7 +132,7 @@ class Conversation:
         return None
 
     def report_idle(self, timeout_s: float, now: float) -> None:
-        """Put out ``ContextIdle`` for contexts that nothing was said to, nor by, for so long."""
+        """Queue ``ContextIdle`` for contexts without text or audio for ``timeout_s``."""
         quiet = (context for context in self._open.values() if context.pending is None)
         idle = [context for context in quiet if now - context.last_activity_s >= timeout_s]
         if idle:
@@ -214,7 +214,7 @@ class Conversation:
             raise LimitExceeded(f"max_contexts of a connection is {limit}")
 
     def _wait(self, context: ContextState, intent: TextIntent) -> list[model.DialectEvent]:
-        """Keep it until the contexts before have ended."""
+        """Queue the command until the contexts before it have ended."""
         assert context.pending is not None
         context.pending.append(intent)
         self._num_waiting_chars += _weight(intent)
@@ -252,7 +252,7 @@ class Conversation:
         return []
 
     def _stream_context(self, context: ContextState, text: str, last: bool) -> list[model.DialectEvent]:
-        """The first text: take a place, and speak."""
+        """Create the response of a context with its first text."""
         try:
             if not context.admitted:
                 self.check_can_start()
@@ -267,7 +267,7 @@ class Conversation:
         context.response = response
         response.attach(self.wake)
         self._speaking.append(context)
-        self.wake()  # it may have failed already
+        self.wake()  # the response may have failed already
 
     def _cancel(self, context: ContextState, played_ms: float | None) -> list[model.DialectEvent]:
         if context.response is None:
@@ -298,19 +298,19 @@ class Conversation:
         return waits
 
     def _finish_if_done(self) -> list[model.DialectEvent]:
-        """Whose turn is it, and has everything ended?"""
-        told = [event for context in self._is_current() for event in self._drain_pending(context)]
+        """Begin the next waiting contexts, and report when all have ended."""
+        events = [event for context in self._ready_contexts() for event in self._drain_pending(context)]
         if self._finishing and not self._open:
             self._finishing = False
-            told.append(model.AllContextsEnded())
-        return told
+            events.append(model.AllContextsEnded())
+        return events
 
-    def _is_current(self) -> Iterator[ContextState]:
+    def _ready_contexts(self) -> Iterator[ContextState]:
         while (first := self._next_pending()) is not None:
             yield first
 
     def _next_pending(self) -> ContextState | None:
-        """First in its track."""
+        """Return the first waiting context whose track is free."""
         busy: set[str | None] = {None}
         for context in self._open.values():
             if context.track not in busy and context.pending is not None:
@@ -392,7 +392,7 @@ def _failed(context_id: str, error: SpeechError) -> model.ContextEnded:
 
 
 async def describe_session(server: SpeechServer, session: Session) -> ev.SessionCreated:
-    """What a client of the native wire is told first. Reads the list of stored voices in a thread."""
+    """Return the native wire's first event. Reads the list of stored voices in a thread."""
     info, limits = server.engine.info, server.config.limits
     voices = [voice.name for voice in info.voices]
     if info.can_clone:

@@ -1,4 +1,4 @@
-"""One client on one wire: a reader, a writer and its dialect, whatever carries the messages."""
+"""The connection of one client on a wire: its dialect turns messages into commands, and events into messages."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ WARNING = "X-Voicewire-Warning"
 
 
 class DialectConnection(Connection):
-    """One client on one wire: ``open``, ``run``, ``aclose``. Messages become commands of its dialect, events of its
-    conversation become messages."""
+    """Connects a dialect and a ``Conversation``. Call ``open``, ``run``, ``aclose``."""
 
     def __init__(self, server: SpeechServer, route: DialectRoute, dialect: Dialect) -> None:
         super().__init__(server)
@@ -55,11 +54,11 @@ class DialectConnection(Connection):
             weak_method(self._has_stored_voice),
         )
         self._session: Session | None = None
-        # There with the session: once it is known whose connection this is.
+        # Set with the session, once the caller is authenticated.
         self._conversation: Conversation
         self._warnings: tuple[str, ...] = ()
         self._speech_fields: dict[str, Any] = {}
-        # HTTP: the one message of the client.
+        # HTTP: the client's only message.
         self._body: bytes | None = None
 
     @property
@@ -68,7 +67,7 @@ class DialectConnection(Connection):
         return None if self._route.transport == "http" else min(config.dialects.lead_ms, config.limits.max_lead_ms)
 
     def open(self, caller: Principal) -> None:
-        """Take a place. Raises what refuses a handshake."""
+        """Validate the options and reserve a connection. Raises ``SpeechError``, which refuses the handshake."""
         self._caller = caller
         if self._dialect.options is not None:
             self._warnings = self._validate_options(self._dialect.options)
@@ -76,33 +75,33 @@ class DialectConnection(Connection):
             self._open_session(caller)
         self._entered.enter_context(self._server.track_connection(self, caller))
 
-    def _validate_options(self, wish: model.SpeechOptions) -> tuple[str, ...]:
-        """What to warn of. Raises ``UnsupportedFormat``."""
-        settings, warnings = self._resolver.resolve(wish)
+    def _validate_options(self, options: model.SpeechOptions) -> tuple[str, ...]:
+        """Return warnings. Raises ``UnsupportedFormat``."""
+        settings, warnings = self._resolver.resolve(options)
         check_format(settings.format)
         return warnings
 
     def headers(self) -> dict[str, str]:
-        """Of the answer to the handshake or request."""
+        """Return the headers of the answer to the handshake or request."""
         warning = {WARNING: "; ".join(self._warnings)} if self._warnings else {}
         return printable(self._dialect.headers() | warning)
 
     @property
     def subprotocol(self) -> str | None:
-        """Accepted with the handshake of a WebSocket."""
+        """The subprotocol that a WebSocket handshake accepts."""
         return self._dialect.subprotocol
 
     def head(self) -> tuple[str, dict[str, str]]:
         return self._dialect.media_type, self.headers()
 
     async def run(self, link: MessageTransport, body: bytes | None = None) -> None:
-        """Returns when the line is closed. An HTTP request has its ``body``. Raises ``ResponseAborted``."""
+        """Serve until the line is closed. An HTTP request has a ``body``. Raises ``ResponseAborted``."""
         self._body = body
         self._server.metrics.inc("dialect_connections_total", dialect=self._route.path)
         await self._run(link)
 
     async def aclose(self) -> None:
-        """Returns when nothing of the session is left."""
+        """Close the session and wait until its resources are free."""
         self._entered.close()
         if self._session is not None:
             await self._session.aclose()
@@ -127,7 +126,7 @@ class DialectConnection(Connection):
 
     async def _start(self) -> None:
         if self._dialect.reports_session and self._session is not None:
-            self._is_running = False  # not to be ended before it was told of its session
+            self._is_running = False  # not closed before session.created
             self._apply_all(self._dialect.send_session(await describe_session(self._server, self._session)))
             self._is_running = True
         self._apply_all(self._dialect.start())
@@ -155,14 +154,14 @@ class DialectConnection(Connection):
                 self._apply(command)
 
     async def _configure(self, given: Mapping[str, Any]) -> None:
-        """Raises what ``override_settings`` does; then what was configured before goes on to hold."""
+        """Apply speech fields to later contexts. Raises ``SpeechError``; then nothing has changed."""
         self._require_session()
         fields = merge_fields(self._speech_fields, given)
         base = await override_settings(self._resolver.base, fields, self._server, self._caller)
         self._speech_fields = fields
         self._conversation.resolver = replace(self._resolver, base=base)
 
-    # Commands that wait for nothing
+    # Commands that do not wait
 
     def _apply_all(self, commands: Iterable[model.DialectCommand]) -> None:
         for command in list(commands):
@@ -206,11 +205,11 @@ class DialectConnection(Connection):
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
 
     def _authenticate(self, key: str) -> None:
-        """Raises ``SpeechError``. Once it is known whose connection this is, it stays theirs."""
+        """Open the session of a key that came in a message. Later keys are ignored. Raises ``SpeechError``."""
         if self._session is not None:
             return
         caller = self._server.gatekeeper.principal_for_key(key)
-        self._entered.close()  # released first, so that it is not counted
+        self._entered.close()  # released first, so that it is not counted twice
         self._server.check_connection_limits(caller)
         self._server.check_response_limits(caller)
         self._open_session(caller)
@@ -250,7 +249,7 @@ class DialectConnection(Connection):
     # Errors and the end
 
     def _answer(self, error: SpeechError) -> None:
-        """Tell the client what it did wrong, and close if that broke the wire."""
+        """Send an error in answer to a message, and close where the message broke the protocol."""
         info = error.info
         log.info("client message rejected", extra=self._facts() | {"code": info.code})
         close = self._close_after(error, info.code)
@@ -268,7 +267,7 @@ class DialectConnection(Connection):
         return rule_for(code).close if isinstance(error, ProtocolError) and not self._dialect.forgiving else None
 
     def _end(self, info: ErrorInfo, close: CloseCode | None) -> None:
-        """Tell the client the reason, and close once every context was told its end."""
+        """Send the reason, and close once every context has ended."""
         assert close is not None, f"{info.code} closes no connection"
         code = self._dialect.close_codes.get(close, close)
         self._stop()
@@ -307,7 +306,7 @@ class DialectConnection(Connection):
 
 
 def _facts_of(ended: model.ContextEnded) -> dict[str, object]:
-    """Log fields of a context, without its text."""
+    """Return log fields of a context, without its text."""
     return {
         "response_id": ended.context,
         "status": ended.status,
@@ -318,14 +317,14 @@ def _facts_of(ended: model.ContextEnded) -> dict[str, object]:
 
 
 def refusal(wire: DialectRoute, info: ErrorInfo) -> JSONResponse:
-    """The vendor's shape of an HTTP error."""
+    """Return an HTTP error in the vendor's shape."""
     status = http_status(info)
     body, headers = wire.dialect.reject_handshake(info, status)
     return JSONResponse(body, status, refusal_headers(info) | printable(headers))
 
 
 def printable(headers: dict[str, str]) -> dict[str, str]:
-    """What a client wrote may come back in a header: nothing of it ends the header."""
+    """Return headers whose values contain no control characters: they may repeat text of the client."""
     return {name: _line(value).encode("latin-1", "replace").decode("latin-1") for name, value in headers.items()}
 
 

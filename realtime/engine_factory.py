@@ -1,4 +1,4 @@
-"""Where a command gets the engine from: the one place of this package that knows how one is made."""
+"""Creates engines for commands and gateways; the only module that imports ``engine.launch``."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ def add_model_argument(parser: argparse.ArgumentParser, default: str | None = No
 
 
 def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
-    """An engine, not yet started; ``None`` takes the embedded voice."""
-    from engine.launch import create_engine  # brings torch
+    """Create an engine, not yet started; ``None`` selects the embedded voice."""
+    from engine.launch import create_engine  # imports torch
 
     return create_engine(model, **settings)
 
 
 def share_engine(model: Path | None, **settings: Any) -> tuple[SpeechEngine, Path]:
-    """An engine in a process of its own, not yet started, and the address at which other processes reach it. Its folder
-    is there from ``start`` to ``aclose``."""
+    """Create an engine in its own process, not yet started, and the address for other processes. Its folder exists
+    from ``start`` to ``aclose``."""
     from engine.launch import share_engine as make_shared_engine
 
     return make_shared_engine(model, **settings)
 
 
 def connect_engine(address: Path) -> SpeechEngine:
-    """An engine that another process keeps running, not yet connected."""
+    """Create a client of another process's engine, not yet connected."""
     from engine.launch import connect_engine as make_connected_engine
 
     return make_connected_engine(address)
 
 
 def inspect_checkpoint(model: Path) -> CheckpointReport:
-    """What a folder, or a model of the hub, holds; nothing is loaded. Raises ``CheckpointError``."""
+    """Inspect a folder or a model of the hub without loading it. Raises ``CheckpointError``."""
     from engine.launch import inspect_checkpoint as inspect
 
     return inspect(model)
@@ -48,7 +48,7 @@ def inspect_checkpoint(model: Path) -> CheckpointReport:
 
 @asynccontextmanager
 async def running_engine(model: Path | None) -> AsyncIterator[SpeechEngine]:
-    """An engine in this process, started; ``None`` takes the embedded voice. Raises ``CheckpointError``."""
+    """Start an engine in this process; ``None`` selects the embedded voice. Raises ``CheckpointError``."""
     engine = make_engine(model, lazy_graph_capture=True)
     try:
         await engine.start()

@@ -1,4 +1,4 @@
-"""What a vendor's client wishes, as far as it can be had here: unknown voices and languages become the default."""
+"""Resolves options of vendors' clients to settings; unknown voices and languages become the default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_DISPLAY_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class OptionResolver:
-    """Turns wishes into settings."""
+    """Resolves ``SpeechOptions`` to ``SpeechSettings``."""
 
     base: SpeechSettings
     info: EngineInfo
@@ -28,22 +28,22 @@ class OptionResolver:
     # Whether the caller has a voice of this name beside those of the checkpoint.
     is_stored: Callable[[str], bool]
 
-    def resolve(self, wish: SpeechOptions) -> tuple[SpeechSettings, tuple[str, ...]]:
-        """The settings, and what to tell of them. Raises ``UnsupportedFormat``."""
-        voice, voice_warning = self._voice(wish.voice)
-        language, language_warning = self._language(wish.language)
-        speed, speed_warning = self._speed(wish.speed)
-        instruct, instruct_warning = supported_instructions(wish.instruct, self.info)
+    def resolve(self, options: SpeechOptions) -> tuple[SpeechSettings, tuple[str, ...]]:
+        """Return the settings and warnings about replaced options. Raises ``UnsupportedFormat``."""
+        voice, voice_warning = self._voice(options.voice)
+        language, language_warning = self._language(options.language)
+        speed, speed_warning = self._speed(options.speed)
+        instruct, instruct_warning = supported_instructions(options.instruct, self.info)
         settings = replace(
             self.base,
             voice=voice,
             language=language,
             instruct=instruct or self.base.instruct,
-            format=audio_format(wish.format),
-            word_times=wish.word_times,
-            lead_ms=None if wish.burst else self.base.lead_ms if wish.lead_ms is None else wish.lead_ms,
+            format=audio_format(options.format),
+            word_times=options.word_times,
+            lead_ms=None if options.burst else self.base.lead_ms if options.lead_ms is None else options.lead_ms,
             speed=speed,
-            sampling=msgspec.structs.replace(self.base.sampling, seed=wish.seed),
+            sampling=msgspec.structs.replace(self.base.sampling, seed=options.seed),
         )
         return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning, instruct_warning)))
 
@@ -71,13 +71,13 @@ class OptionResolver:
         return speed, "" if speed == asked else f"speed is taken as {speed:g}, the nearest there is"
 
 
-def audio_format(wished: RequestedFormat) -> AudioFormat:
+def audio_format(requested: RequestedFormat) -> AudioFormat:
     try:
-        encoding = Encoding(wished.encoding)
+        encoding = Encoding(requested.encoding)
     except ValueError:
-        raise UnsupportedFormat(f"encoding {_truncate(wished.encoding)} cannot be served", "encoding") from None
-    audio = AudioFormat(encoding=encoding, sample_rate=wished.sample_rate, packet_ms=wished.packet_ms)
-    return audio if wished.bitrate is None else replace(audio, bitrate=wished.bitrate)
+        raise UnsupportedFormat(f"encoding {_truncate(requested.encoding)} cannot be served", "encoding") from None
+    audio = AudioFormat(encoding=encoding, sample_rate=requested.sample_rate, packet_ms=requested.packet_ms)
+    return audio if requested.bitrate is None else replace(audio, bitrate=requested.bitrate)
 
 
 def _truncate(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What all connections share: who may come in, whether there is room, what runs, and how it ends."""
+"""The server behind all connections: authentication, limits, the engine, draining and the watchdog."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ P = ParamSpec("P")
 
 
 class ManagedConnection(Protocol):
-    """What the server asks of a connection."""
+    """Interface of a connection to the server."""
 
     def on_tick(self, now_s: float) -> None:
-        """Look at the time-outs, and whether the server is draining. Called every ``TICK_S``."""
+        """Check time-outs and draining. Called every ``TICK_S``."""
         ...
 
     def close(self, code: str) -> None:
-        """Close now; ``code`` tells the client why."""
+        """Close the connection with this error code."""
         ...
 
 
@@ -50,7 +50,7 @@ ALIGNERS: dict[str, AlignerFactory] = {"letters": ForcedAligner, "even": Uniform
 
 
 class SpeechServer:
-    """Owns the engine's life, the sessions and the connections. ``start``, serve, ``drain``, ``aclose``."""
+    """Owns the engine, the sessions and the connections. Call ``start``, serve, ``drain``, ``aclose``."""
 
     def __init__(
         self, config: ServerConfig, engine: SpeechEngine, gatekeeper: Authenticator, tally: UsageCounters | None = None
@@ -77,13 +77,13 @@ class SpeechServer:
         self._connections: set[ManagedConnection] = set()
         self._heap_trimmer = HeapTrimmer()
         self._overloaded_since_s: float | None = None
-        # A drain has nothing to wait for any more, or shall not.
+        # Set when a drain need not wait for speech.
         self._may_close = asyncio.Event()
         self._drained = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Idempotent. Raises ``CheckpointError``."""
+        """Start the engine and the watchdog. Idempotent. Raises ``CheckpointError``."""
         if self._watch is not None:
             return
         warming = asyncio.create_task(self.registry.warm_up(), name="voicewire warm-up")
@@ -125,7 +125,7 @@ class SpeechServer:
         return self.engine.info.frame_samples / self.engine.info.sample_rate
 
     def engine_stats(self) -> EngineStats | None:
-        """``None`` while the engine is dead or has not reported yet."""
+        """Return the engine's statistics; ``None`` while it is dead or has not reported yet."""
         try:
             return self.engine.stats() if self.engine.is_alive else None
         except EngineError:
@@ -137,14 +137,14 @@ class SpeechServer:
         return self.registry.create(caller.name, self.settings, caller.max_active_responses, group)
 
     def check_not_draining(self) -> None:
-        """Raises ``RequestRefused`` when no response may begin."""
+        """Raise ``RequestRefused`` while the server drains."""
         if self.draining:
             raise RequestRefused(
                 "draining", "the server is about to stop", retry_after_ms=self.config.limits.retry_after_ms
             )
 
     def check_connection_limits(self, caller: Principal) -> None:
-        """Raises ``RequestRefused`` when one connection more is one too many."""
+        """Raise ``RequestRefused`` if one more connection of this key would exceed a limit."""
         self.check_not_draining()
         limits = self.config.limits
         self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
@@ -157,12 +157,12 @@ class SpeechServer:
             raise RequestRefused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
 
     def check_response_limits(self, caller: Principal) -> None:
-        """Raises ``LimitExceeded`` when a response more of this key is one too many."""
+        """Raise ``LimitExceeded`` if one more response of this key would exceed a limit."""
         self.registry.check_capacity(caller.name, caller.max_active_responses)
 
     @contextmanager
     def track_connection(self, connection: ManagedConnection, caller: Principal) -> Iterator[None]:
-        """Count a connection while it lasts."""
+        """Count a connection while the context is open."""
         self._connections.add(connection)
         self._count(caller, 1)
         try:
@@ -178,7 +178,7 @@ class SpeechServer:
         self.tally.add(key_counter(CONNECTIONS, caller.name), by)
 
     async def drain(self) -> None:
-        """Take nothing new, let what is spoken end, then close every connection."""
+        """Refuse new work, let responses end, then close every connection."""
         self.draining = True
         log.info("draining", extra={"num_active_responses": self.num_active_responses})
         self._on_drained()
@@ -188,7 +188,7 @@ class SpeechServer:
         await _wait_for(self.config.listen.close_timeout_s, self._drained)
 
     def skip_drain(self) -> None:
-        """A drain waits no longer for what is spoken."""
+        """Stop waiting for responses in a drain."""
         self._may_close.set()
 
     def _check(self, name: str, num: int, limit: int) -> None:
@@ -219,7 +219,7 @@ class SpeechServer:
     def _track_overload(self, now_s: float) -> None:
         full = self.num_active_responses >= self.config.limits.max_active_responses
         stats = self.engine_stats()
-        # Burst requests wait for their share; there is still room for paced ones.
+        # Queued burst requests do not count: paced requests still get slots.
         if not full and (stats is None or stats.num_waiting <= stats.num_waiting_burst):
             self._overloaded_since_s = None
         elif self._overloaded_since_s is None:
@@ -233,7 +233,7 @@ async def _wait_for(timeout_s: float, event: asyncio.Event) -> None:
 
 
 def _shielded(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """A fault in what is done for one ends nothing for the others."""
+    """Call it and log its exception, so that one connection's fault does not affect others."""
     try:
         work(*args, **kwargs)
     except Exception:
@@ -241,14 +241,14 @@ def _shielded(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> Non
 
 
 def key_share(given: int, limit: int, num_keys: int) -> int:
-    """What one API key may take of a server's limit: as given; with 0 all if it is the only key, else half."""
+    """Return one API key's share of a limit: ``given``; with 0 all for the only key, else half."""
     if given:
         return given
     return limit if num_keys == 1 else max(limit // 2, 1)
 
 
 def registry_limits(config: ServerConfig, num_keys: int) -> RegistryLimits:
-    """Limits of the sessions; those without a value here are the settings of the same name."""
+    """Return the session limits; those not set here come from settings of the same name."""
     limits = config.limits
     return replace(
         msgspec.convert(limits, RegistryLimits, from_attributes=True),

@@ -1,4 +1,4 @@
-"""Settings as clients write them, and as sessions hold them."""
+"""Converts settings between the native wire and sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from realtime.protocol import events as ev
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import UnsupportedFormat
 
-# Taken when a client names one of these, which are all that the native protocol carries, and no rate.
+# Encodings of the native wire and their sample rates where a client names none.
 NATURAL_RATES = {Encoding.OPUS: 24_000, Encoding.PCM_S16LE: 24_000, Encoding.MULAW: 8_000, Encoding.ALAW: 8_000}
 
 
@@ -33,7 +33,7 @@ def default_settings(defaults: SpeechDefaults) -> SpeechSettings:
 
 
 def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, default_lead_ms: int) -> SpeechSettings:
-    """What holds when a client gives these over ``base``. Raises ``UnsupportedFormat`` for an unknown encoding."""
+    """Return ``base`` with the client's settings applied. Raises ``UnsupportedFormat`` for an unknown encoding."""
     seed = {} if given.seed is None else {"seed": given.seed}
     return replace(
         base,
@@ -46,7 +46,7 @@ def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, defaul
 
 
 def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
-    """The same in the client's words, complete."""
+    """Return session settings in the native wire's fields, complete."""
     return ev.NativeSpeechSettings(
         voice=speech.voice,
         language=speech.language,
@@ -65,7 +65,7 @@ def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
 
 
 def _given(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
-    """The fields that hold something; of all fields when none is named."""
+    """Return the named fields (default: all) that are not ``None``."""
     if struct is None:
         return {}
     values = {name: getattr(struct, name) for name in names or struct.__struct_fields__}

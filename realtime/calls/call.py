@@ -1,4 +1,4 @@
-"""A call: replies are spoken one after the other on its line, until the caller speaks into them or hangs up."""
+"""A phone call: speaks replies one after the other until the caller interrupts them or hangs up."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class CallReply:
     max_waiting_chars: int
     response: Response | None = None
     ended: bool = False
-    # Position on the line of its first sample.
+    # Position of its first sample, as ``CallPlayout`` counts.
     start: int = 0
-    # Of it, that were put on the line.
+    # Samples that were given to the playout.
     num_samples: int = 0
-    # When its turn came.
+    # When it became the reply that is spoken.
     turn_s: float = 0.0
-    # Names of the agent's marks, by the number of the flush that they stand for.
+    # Names of the agent's marks; the index is the number of the flush.
     marks: list[str] = field(default_factory=list)
-    # Text, and ``None`` where a mark stands.
+    # Text that arrived before the response; ``None`` is a mark.
     _waiting: list[str | None] = field(default_factory=list)
     _num_waiting_chars: int = 0
 
     @property
     def may_begin(self) -> bool:
-        """Whether there is something to say, or nothing will come any more."""
+        """Whether its response can be created: it has text to speak, or has ended."""
         return self.ended or bool(self.waiting_text.strip())
 
     @property
@@ -56,7 +56,7 @@ class CallReply:
         return "".join(piece for piece in self._waiting if piece is not None)
 
     def append(self, text: str) -> None:
-        """Raises ``TextInputClosed``, and ``LimitExceeded`` for more text than may wait."""
+        """Append text. Raises ``TextInputClosed``, or ``LimitExceeded`` for too much queued text."""
         self._require_open()
         if self.response is not None:
             self.response.push_text(text)
@@ -68,7 +68,7 @@ class CallReply:
             self._num_waiting_chars += len(text)
 
     def mark(self, name: str, max_marks: int) -> None:
-        """Raises ``TextInputClosed`` or ``LimitExceeded``."""
+        """Append a mark. Raises ``TextInputClosed`` or ``LimitExceeded``."""
         self._require_open()
         if len(self.marks) >= max_marks:
             raise LimitExceeded(f"a reply may have {max_marks} marks")
@@ -84,14 +84,14 @@ class CallReply:
             self.response.end_input()
 
     def pop_text(self) -> str | None:
-        """All of its text, if no more will come and no mark stands in it; it waits no longer then."""
+        """Remove and return its whole text, or ``None`` if more may come or it has marks."""
         if not self.ended or self.marks:
             return None
         text, self._waiting = self.waiting_text, []
         return text
 
     def begin(self, response: Response, start: int) -> None:
-        """Its turn: hand on what has waited."""
+        """Pass the queued text and marks to its response."""
         self.response, self.start = response, start
         waiting, self._waiting = self._waiting, []
         for piece in waiting:
@@ -105,7 +105,7 @@ class CallReply:
             response.end_input()
 
     def heard_text(self, played: int, rate: int) -> HeardText:
-        """What the caller has heard, who is at this position of the line."""
+        """Return what the caller has heard at this playout position."""
         if self.response is None:
             return HeardText("", self.waiting_text, 0.0)
         return self.response.heard(self.played_ms(played, rate))
@@ -119,10 +119,10 @@ class CallReply:
 
 
 class Call:
-    """Commands of agents in, messages of its line out. No method waits for speech; ``pop_due`` speaks.
+    """Carries out commands of agents and gives the messages for the line. No method waits for speech.
 
-    ``on_event`` passes events to the agents, ``send_nowait`` a message that goes before all others, and ``wake`` asks
-    for a call of ``pop_due``.
+    ``on_event`` passes events to the agents. ``send_nowait`` sends a message before all others. ``wake`` asks for a
+    call of ``pop_due``.
     """
 
     def __init__(
@@ -142,17 +142,17 @@ class Call:
         self.call_id = call_id
         self.line = line
         self._session, self._settings, self._config = session, settings, config
-        # Raises ``RequestRefused`` when no reply may begin now.
-        self._may_speak = check_can_start
-        self._tell, self._send_soon, self._hang_up = on_event, send_nowait, hang_up
+        # Raises ``RequestRefused`` while no reply may begin.
+        self._check_can_start = check_can_start
+        self._on_event, self._send_nowait, self._hang_up = on_event, send_nowait, hang_up
         self._numbers = itertools.count(1)
-        # Those that wait for their turn.
+        # Replies that wait for their turn.
         self._queue: deque[CallReply] = deque()
         self._speaking: CallReply | None = None
-        # All on the line, and not all heard yet.
+        # Replies that were sent completely and are not played to their end.
         self._unplayed: list[CallReply] = []
         self._wake = wake
-        # Hangs up when all is heard.
+        # Whether to hang up when everything was played.
         self._leaving = False
 
     @property
@@ -160,7 +160,7 @@ class Call:
         return bool(self._speaking or self._queue or self._unplayed)
 
     async def handle_command(self, command: model.Command) -> model.CallEvent | None:
-        """Gives the answer, if there is one. Raises ``SpeechError``."""
+        """Carry out a command and return the answer, if there is one. Raises ``SpeechError``."""
         self._session.touch()
         self._wake()
         match command:
@@ -174,7 +174,7 @@ class Call:
                 self._reply(command.reply_id).end()
             case model.InterruptCommand():
                 self.interrupt("agent")
-                await asyncio.sleep(0)  # the clear is on its way before the answer is
+                await asyncio.sleep(0)  # the clear is sent before the answer
             case model.HangUpCommand(after_speech=True) if self.is_busy:
                 self._leaving = True
             case model.HangUpCommand():
@@ -182,14 +182,14 @@ class Call:
         return None
 
     def barge_in(self) -> None:
-        """The caller speaks."""
+        """Interrupt all replies because the caller speaks."""
         if self.is_busy:
             self._session.touch()
-            self._tell(model.CallerBargeIn(call_id=self.call_id))
+            self._on_event(model.CallerBargeIn(call_id=self.call_id))
             self.interrupt("caller")
 
     def interrupt(self, cause: model.Cause) -> None:
-        """Once this returns, nothing of what was said so far is sent any more."""
+        """Stop all replies. After it returns no audio of them is sent."""
         played = self.line.played()
         cut = [*self._unplayed, *filter(None, [self._speaking]), *self._queue]
         self._unplayed, self._speaking = [], None
@@ -200,32 +200,32 @@ class Call:
         if cause == "hang_up":
             return
         if clear is not None and (cut or sounding):
-            self._send_soon(clear)
+            self._send_nowait(clear)
         self._hang_up_if_requested()
 
     def on_dtmf(self, digit: str) -> None:
         self._session.touch()
-        self._tell(model.CallDtmf(call_id=self.call_id, digit=digit))
+        self._on_event(model.CallDtmf(call_id=self.call_id, digit=digit))
 
     def on_text(self, text: str) -> None:
         self._session.touch()
-        self._tell(model.CallerText(call_id=self.call_id, text=text))
+        self._on_event(model.CallerText(call_id=self.call_id, text=text))
 
     def due_s(self, now: float) -> float | None:
-        """When ``pop_due`` may return something, as far as time alone decides."""
-        dues = [self.line.due_s(now), self._speech_due_s(now) if self._takes_speech else None]
+        """Return when ``pop_due`` may return a message because of time alone."""
+        dues = [self.line.due_s(now), self._speech_due_s(now) if self._has_room else None]
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
     def pop_due(self, now: float) -> list[Message]:
-        """The next messages for the line that are due."""
+        """Return the next messages for the line that are due by ``now``."""
         while not (messages := self.line.pop_due(now)):
-            if not (self._takes_speech and self._advance(now)):
+            if not (self._has_room and self._advance(now)):
                 return []
         return messages
 
     @property
-    def _takes_speech(self) -> bool:
-        """Whether the next event is asked for: with room for it, and of a response that has failed."""
+    def _has_room(self) -> bool:
+        """Whether to pop the next event of the response: if the playout has room, or the response has failed."""
         response = None if self._speaking is None else self._speaking.response
         return self.line.has_room or (response is not None and response.is_done)
 
@@ -238,7 +238,7 @@ class Call:
         return reply.turn_s + self._config.limits.text_timeout_s
 
     def _advance(self, now: float) -> bool:
-        """Put what comes next on the line, or change whose turn it is; false if there is nothing to do by now."""
+        """Give the next event to the playout, or begin the next reply; false if neither is due."""
         reply = self._speaking
         if reply is None:
             return self._begin_turn(now)
@@ -262,7 +262,7 @@ class Call:
                 if not is_due(self._text_deadline_s(reply), now):
                     return False
                 raise TextTimeout(f"text_timeout_s is {self._config.limits.text_timeout_s:g}")
-            self._may_speak()
+            self._check_can_start()
             whole = reply.pop_text()
             response = self._session.create_response(
                 settings=self._settings, text=whole or "", text_closed=whole is not None
@@ -287,7 +287,7 @@ class Call:
 
     def _put_mark(self, reply: CallReply, name: str) -> None:
         def reached(confirmed: bool) -> None:
-            self._tell(
+            self._on_event(
                 model.CallMarkReached(call_id=self.call_id, reply_id=reply.reply_id, name=name, confirmed=confirmed)
             )
 
@@ -312,7 +312,7 @@ class Call:
             return
         self._unplayed.remove(reply)
         played_ms = 1000 * reply.num_samples / self.line.format.sample_rate
-        self._tell(
+        self._on_event(
             model.CallReplyPlayed(
                 call_id=self.call_id, reply_id=reply.reply_id, played_ms=played_ms, confirmed=confirmed
             )
@@ -324,7 +324,7 @@ class Call:
             self._hang_up("agent")
 
     def _append_text(self, say: model.SayCommand) -> model.CallReplyAccepted:
-        known = {reply.reply_id for reply in self._find_reply()}
+        known = {reply.reply_id for reply in self._replies()}
         if len(known) >= (limit := self._config.calls.max_pending_replies):
             raise LimitExceeded(f"max_replies of a call is {limit}")
         made = (f"reply-{number}" for number in self._numbers)
@@ -338,13 +338,13 @@ class Call:
         self._queue.append(reply)
         return model.CallReplyAccepted(call_id=self.call_id, reply_id=reply_id)
 
-    def _find_reply(self) -> Iterator[CallReply]:
+    def _replies(self) -> Iterator[CallReply]:
         yield from self._unplayed
         yield from filter(None, [self._speaking])
         yield from self._queue
 
     def _reply(self, reply_id: str) -> CallReply:
-        for reply in self._find_reply():
+        for reply in self._replies():
             if reply.reply_id == reply_id:
                 return reply
         raise UnknownResponse(f"reply {reply_id!r} is unknown, or was heard or interrupted", "reply_id")
@@ -353,14 +353,14 @@ class Call:
         heard = reply.heard_text(played, self.line.format.sample_rate)
         if reply.response is not None:
             reply.response.cancel(reply.played_ms(played, self.line.format.sample_rate))
-        self._tell(
+        self._on_event(
             model.CallReplyInterrupted(
                 call_id=self.call_id, reply_id=reply.reply_id, cause=cause, heard=_to_heard_body(heard)
             )
         )
 
     def _emit_failed(self, reply: CallReply, error: ErrorInfo, heard: HeardText) -> None:
-        self._tell(
+        self._on_event(
             model.CallReplyFailed(
                 call_id=self.call_id, reply_id=reply.reply_id, error=error, heard=_to_heard_body(heard)
             )

@@ -1,4 +1,4 @@
-"""Which calls there are, and which agents hear of them."""
+"""The calls of a server, and the agents that are subscribed to their events."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CommandHandler = Callable[[model.Command], Awaitable[model.CallEvent | None]]
 
 @dataclass(slots=True, eq=False)
 class RegisteredCall:
-    # Whose it is.
+    # Name of the API key that owns the call.
     caller_name: str
     connected: model.CallConnected
     handle_command: CommandHandler
-    # Its line is in this process.
+    # Whether its connection is in this process.
     is_local: bool = True
 
 
 class RemoteCalls(Protocol):
-    """Other processes, whose agents hear of the calls here."""
+    """Forwards calls of this process to agents of other processes."""
 
     def connected(self, call: RegisteredCall) -> None: ...
 
@@ -35,13 +35,13 @@ class RemoteCalls(Protocol):
 
 @dataclass(slots=True, eq=False)
 class AgentSubscription:
-    """Who hears of the calls of a key, or of one of them."""
+    """Event queue of an agent for the calls of a key, or for one of them."""
 
     caller_name: str
     call_id: str | None
     local_only: bool
     max_events: int
-    # ``None``: there will be no more.
+    # ``None`` is the end of the queue.
     events: asyncio.Queue[model.CallEvent | None] = field(default_factory=asyncio.Queue)
     # The subscriber's event queue overflowed.
     is_overflowed: bool = False
@@ -63,14 +63,14 @@ class AgentSubscription:
             self.wake()
 
     def end(self) -> None:
-        """There will be no more events."""
+        """End the queue."""
         self.events.put_nowait(None)
         self.wake()
 
 
 class CallRegistry:
     def __init__(self, max_events: int) -> None:
-        # Of all its calls.
+        # Shared by all calls.
         self.vad_scheduler = VadScheduler()
         self.elsewhere: RemoteCalls | None = None
         self._max_events = max_events
@@ -79,7 +79,7 @@ class CallRegistry:
 
     @contextmanager
     def connected(self, call: RegisteredCall) -> Iterator[None]:
-        """The call is there while this lasts."""
+        """Register a call while the context is open."""
         self.on_remote_call(call)
         try:
             yield
@@ -90,7 +90,7 @@ class CallRegistry:
     def subscribe(
         self, caller_name: str, call_id: str | None = None, only_here: bool = False
     ) -> Iterator[AgentSubscription]:
-        """An agent, told first of the calls that are there. Raises ``RequestRefused`` when it asks for one that is not.
+        """Subscribe an agent; first it gets the present calls. Raises ``RequestRefused`` for an unknown ``call_id``.
 
         ``only_here``: of calls whose lines are in this process.
         """
@@ -109,11 +109,11 @@ class CallRegistry:
         return [call.connected for call in self._calls.values() if call.caller_name == caller_name]
 
     def local_calls(self) -> list[RegisteredCall]:
-        """Those whose lines are in this process."""
+        """Return the calls whose connections are in this process."""
         return [call for call in self._calls.values() if call.is_local]
 
     def call(self, caller_name: str, call_id: str) -> RegisteredCall:
-        """Raises ``RequestRefused``."""
+        """Return a call of this key. Raises ``RequestRefused``."""
         call = self._calls.get(call_id)
         if call is None or call.caller_name != caller_name:
             raise RequestRefused("unknown_call", f"call {call_id[:64]!r} is unknown, or has ended", "call_id")
@@ -135,7 +135,7 @@ class CallRegistry:
             self.elsewhere.connected(call)
 
     def on_remote_event(self, event: model.CallEvent) -> None:
-        """An event of a call whose line is in another process. After the last one it is forgotten."""
+        """Publish an event of another process's call, and remove the call after its last event."""
         call = self._calls.get(event.call_id or "")
         if call is None or call.is_local:
             return
@@ -144,5 +144,5 @@ class CallRegistry:
             del self._calls[event.call_id]
 
     def remove_remote_call(self, call_id: str) -> None:
-        """The process that has its line is gone, or out of reach."""
+        """End a call because the process of its connection is gone or unreachable."""
         self.on_remote_event(model.CallEnded(call_id=call_id, reason="internal_error"))

@@ -1,4 +1,4 @@
-"""One phone on one line, whatever carries it: from the provider's first message to the hang-up."""
+"""The connection of one phone call, from the provider's first message to the hang-up."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.calls")
 
-# A packet whose number is lower by more than that is no late one: the far side has begun to count anew.
+# A packet number that is lower by more than this is not late: the provider restarted its counter.
 MAX_LATE_EVENTS = 1_000
 
 
 class CallConnection(Connection):
-    """``run`` returns when the line is closed; then ``aclose``."""
+    """Connects a telephony dialect and a ``Call``. ``run`` returns when the line is closed; then call ``aclose``."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class CallConnection(Connection):
         self._settings = server.config.calls
         self._session: Session = server.open_session(caller)
         self._call: Call | None = None
-        self._live: RegisteredCall | None = None
-        self._ear: BargeInDetector | None = None
+        self._registered: RegisteredCall | None = None
+        self._detector: BargeInDetector | None = None
         self._listening = False
-        # Of the caller's audio.
+        # Number of the last packet of the caller's audio.
         self._last_number = -1
         self._entered = ExitStack()
-        # Of the end, unless the connection is closed from here.
+        # Reason of the end where no close reason was set.
         self._reason = "caller"
 
     async def run(self) -> None:
@@ -69,7 +69,7 @@ class CallConnection(Connection):
                 self._stop()
 
     async def aclose(self) -> None:
-        """Returns when nothing of the session is left."""
+        """Close the session and wait until its resources are free."""
         await self._session.aclose()
 
     def on_tick(self, now_s: float) -> None:
@@ -88,7 +88,7 @@ class CallConnection(Connection):
             self.close("draining")
 
     def _end(self, info: ErrorInfo, close: CloseCode | None) -> None:
-        """A call that has begun ends as any other call."""
+        """Close normally once the call has begun; before that with an error code."""
         self._begin_close(CloseCode.POLICY_VIOLATION if self._call is None else CloseCode.NORMAL, info.code)
 
     def _hang_up(self, reason: str) -> None:
@@ -103,7 +103,7 @@ class CallConnection(Connection):
         try:
             self._check_size(message)
             for event in self._dialect.receive_message(message):
-                if self._close_reason is None:  # whatever it says later comes too late
+                if self._close_reason is None:  # events after the close reason are dropped
                     await self._handle_event(event)
         except SpeechError as error:
             code = error.info.code
@@ -122,7 +122,7 @@ class CallConnection(Connection):
     async def _handle_event(self, event: model.TelephonyEvent) -> None:
         if isinstance(event, model.StreamStarted):
             if self._settings.barge_in and not load_model.cache_info().currsize:
-                await asyncio.to_thread(load_model)  # takes a good part of a second, once
+                await asyncio.to_thread(load_model)  # takes about half a second, once
             self._start_call(event)
             if (greeting := self._dialect.send_greeting()) is not None:
                 self._send(greeting)
@@ -147,15 +147,17 @@ class CallConnection(Connection):
                 call.on_text(event.text)
 
     def _process_caller_audio(self, call: Call, audio: model.CallerAudioReceived) -> None:
-        """Doubled and late packets are passed over; for lost ones nothing is made up."""
-        if self._is_late(audio.number) or self._ear is None:
+        """Pass audio to the voice activity detection. Repeated and late packets are dropped, lost ones not replaced."""
+        if self._is_late(audio.number) or self._detector is None:
             return
         if call.is_busy:
             self._listening = True
-            self._switchboard.vad_scheduler.push(self._ear, audio.data, call.barge_in, call.line.playout_level_db())
-        elif self._listening:  # nothing to interrupt: no detection needed
+            self._switchboard.vad_scheduler.push(
+                self._detector, audio.data, call.barge_in, call.line.playout_level_db()
+            )
+        elif self._listening:  # without playout there is nothing to interrupt
             self._listening = False
-            self._switchboard.vad_scheduler.remove(self._ear)
+            self._switchboard.vad_scheduler.remove(self._detector)
 
     def _is_late(self, number: int | None) -> bool:
         if number is None:
@@ -194,10 +196,10 @@ class CallConnection(Connection):
             hang_up=weak_method(self._hang_up),
             wake=self._to_write.set,
         )
-        self._live = RegisteredCall(self._caller.name, connected, self._call.handle_command)
+        self._registered = RegisteredCall(self._caller.name, connected, self._call.handle_command)
         if self._settings.barge_in:
-            self._ear = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._settings))
-        self._entered.enter_context(self._switchboard.connected(self._live))
+            self._detector = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._settings))
+        self._entered.enter_context(self._switchboard.connected(self._registered))
         self._to_write.set()
         log.info("call connected", extra={"session_id": self._session.session_id, "dialect": self._dialect.name})
 
@@ -206,20 +208,20 @@ class CallConnection(Connection):
         self._send(message)
 
     def _publish_event(self, event: model.CallEvent) -> None:
-        if self._live is not None:
-            self._switchboard.publish(self._live, event)
+        if self._registered is not None:
+            self._switchboard.publish(self._registered, event)
 
     def _stop(self) -> None:
-        """Say that the call has ended, once, and take no more commands."""
+        """Publish the end of the call once, and remove the call."""
         super()._stop()
-        if self._call is None or self._live is None:
+        if self._call is None or self._registered is None:
             return
         reason = self._close_reason.text if self._close_reason is not None else self._reason
         self._call.interrupt("hang_up")
-        if self._ear is not None:
-            self._switchboard.vad_scheduler.remove(self._ear)
+        if self._detector is not None:
+            self._switchboard.vad_scheduler.remove(self._detector)
         self._publish_event(model.CallEnded(call_id=self._call.call_id, reason=reason))
-        self._live = None
+        self._registered = None
         self._entered.close()
         self._session.detach()
         log.info("call ended", extra={"session_id": self._session.session_id, "code": reason})

@@ -24,7 +24,7 @@ from realtime.protocol import model
 log = logging.getLogger("voicewire.calls")
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
-# A gateway that leaves so much unread is cut off; it comes back by itself.
+# A gateway with more unread bytes is disconnected; it connects again by itself.
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
 RETRY_S = 0.5
 
@@ -34,14 +34,14 @@ class HubMessage(Struct, frozen=True, tag_field="kind"):
 
 
 class CallAnnounced(HubMessage, tag="here", frozen=True):
-    """The sender has this call. Told when it is connected, and again whenever a gateway joins."""
+    """Announces a call of the sender: when it is connected, and again whenever a gateway joins."""
 
     caller_name: str
     connected: model.CallConnected
 
 
 class CallEventForwarded(HubMessage, tag="told", frozen=True):
-    """Of a call of the sender's."""
+    """Forwards an event of a call of the sender."""
 
     event: model.CallEvent
 
@@ -63,11 +63,11 @@ class CommandAnswered(HubMessage, tag="answered", frozen=True):
 
 
 class PeerJoined(HubMessage, tag="joined", frozen=True):
-    """The sender was not there before."""
+    """Announces a new gateway."""
 
 
 class PeerLeft(HubMessage, tag="left", frozen=True):
-    """The sender is gone, and its calls with it."""
+    """Announces that a gateway and its calls are gone."""
 
 
 _decoder = msgspec.json.Decoder(
@@ -86,7 +86,7 @@ def decode_message(line: bytes) -> tuple[int, HubMessage]:
 
 
 class GatewayHub:
-    """The place in the middle."""
+    """Forwards messages between the gateways over a Unix socket."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -170,7 +170,7 @@ class HubClient:
             await asyncio.sleep(RETRY_S)
 
     async def _run_connection(self, path: Path, linked: asyncio.Event) -> None:
-        """Until the line breaks."""
+        """Process messages until the connection breaks."""
         reader, self._writer = await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
         try:
             self._announce_calls()
@@ -215,7 +215,7 @@ class HubClient:
         _, answer = self._asked.get(message.number, (None, None))
         if answer is not None and not answer.done():
             answer.set_result(message.answer)
-            await asyncio.sleep(0)  # what follows is told behind the answer
+            await asyncio.sleep(0)  # later events are sent after the answer
 
     async def _ask(self, caller_name: str, call_id: str, command: model.Command) -> model.CallEvent | None:
         """Raises ``RequestRefused``."""
@@ -225,17 +225,17 @@ class HubClient:
         try:
             self._send(CommandRequested(number, caller_name, call_id, command))
             async with asyncio.timeout(self._answer_timeout_s):
-                told = await answer
+                event = await answer
         except TimeoutError:
             raise RequestRefused("overloaded", f"the gateway of call {call_id!r} does not answer") from None
         finally:
             del self._asked[number]
-        if isinstance(told, model.CommandRefused):
-            raise RequestRefused(told.code, told.message, told.param, told.retry_after_ms)
-        return told
+        if isinstance(event, model.CommandRefused):
+            raise RequestRefused(event.code, event.message, event.param, event.retry_after_ms)
+        return event
 
     async def _execute_command(self, asked: CommandRequested) -> None:
-        """An agent of another gateway speaks into a call. If it has ended, its end is told already."""
+        """Carry out a command of another gateway's agent. A call that has ended has published its end already."""
         if asked.call_id not in (call.connected.call_id for call in self._switchboard.local_calls()):
             return
         answer: model.CallEvent | None
@@ -246,7 +246,7 @@ class HubClient:
         self._send(CommandAnswered(asked.number, answer))
 
     def _remove_gateway(self, call_ids: list[str]) -> None:
-        """Calls that have ended, or whose gateway is gone."""
+        """Fail the pending commands of calls that have ended or whose gateway is gone."""
         for call_id in call_ids:
             if self._gateways.pop(call_id, None) is not None:
                 self._switchboard.remove_remote_call(call_id)
@@ -259,7 +259,7 @@ class HubClient:
             self.connected(call)
 
     def _send(self, message: HubMessage) -> None:
-        """Without a connection it is not announced; the next connection announces all again."""
+        """Announce a call. Without a connection nothing is sent: the next connection announces all calls."""
         if self._writer is None:
             return
         self._writer.write(encode_message(message))

@@ -1,4 +1,4 @@
-"""One phone line, outwards: frames of 20 ms at the caller's pace, marks, and what was played of it.
+"""Playout of a call: frames of 20 ms at real-time pace, marks, and the position that the caller has heard.
 
 The far side holds what it has not played yet, at most ``lead_ms``, so that a clear takes little back. Where the caller
 is, the clock tells, and the marks that come back correct it. A mark that comes back after a clear was not played.
@@ -22,7 +22,7 @@ from sessions.vad.energy import SILENCE, SILENCE_DB
 
 FRAME_MS = 20
 MARK_PREFIX = "vw"
-# A clock that was held up catches up on so much, and forgets the rest.
+# A delayed clock catches up by at most this much.
 MAX_CATCH_UP_S = 0.1
 
 # Called when playout reaches a mark; ``True`` if the provider confirmed it, ``False`` by the local clock.
@@ -37,10 +37,9 @@ class PendingMark:
 
 
 class CallPlayout:
-    """Positions count samples since the call began.
+    """Queues audio and marks in order, and gives them as messages when they are due.
 
-    Audio and marks are put in order, and popped as messages when they are due. ``wake`` is called when ``due_s`` may
-    have become earlier.
+    Positions count samples since the call began. ``wake`` is called when ``due_s`` may have become earlier.
     """
 
     def __init__(
@@ -53,40 +52,40 @@ class CallPlayout:
         self._pacer = self._new_pacer()
         # Position where the pacer began.
         self._base = 0
-        self._own_voice = PlayoutLevel(line.encoding, line.sample_rate)
-        # Audio that was put and not popped, then marks behind it.
+        self._playout_level = PlayoutLevel(line.encoding, line.sample_rate)
+        # Queued audio, then marks behind it.
         self._rest = b""
         self._waiting_marks: deque[OnMarkReached] = deque()
-        # For a far side that must be fed.
+        # Message of a silent frame, for providers that play frames as they arrive.
         self._silence = dialect.send_audio(SILENCE[line.encoding] * self.frame_samples) if dialect.is_paced else None
         self._next_silence_s = now_s()
         self._numbers = itertools.count(1)
         # By their names on the wire, in order.
         self._marks: dict[str, PendingMark] = {}
         self._marked = 0
-        # When playout ran out, if nothing was sent since.
+        # When the queue was cleared, if nothing was sent since.
         self._cleared_s = math.inf
-        self._held = False
+        self._is_paused = False
 
     @property
     def position(self) -> int:
-        """Of what is played next."""
+        """Position of the sample that is put next."""
         return self._sent() + len(self._rest) // self.format.sample_bytes
 
     def played(self) -> int:
-        """Where the caller is."""
+        """Return the position that the caller has heard."""
         return self._base + self._pacer.played_samples(now_s())
 
     def playout_level_db(self) -> float:
-        """Level of playout at the caller, or of playout so recent that its echo may still return."""
-        if not self._own_voice.has_audio:
+        """Return the level of the playout at the caller, including recent playout whose echo may still arrive."""
+        if not self._playout_level.has_audio:
             return SILENCE_DB
         silent_s = max(now_s() - min(self._pacer.underrun_deadline_s(), self._cleared_s), 0.0)
-        return self._own_voice.level_db(self.played() + int(silent_s * self.format.sample_rate))
+        return self._playout_level.level_db(self.played() + int(silent_s * self.format.sample_rate))
 
     @property
     def is_playing(self) -> bool:
-        """Whether the far side has something left to play."""
+        """Whether the provider has audio left to play."""
         return self._pacer.lead_samples(now_s()) > 0
 
     @property
@@ -95,35 +94,35 @@ class CallPlayout:
 
     @property
     def has_room(self) -> bool:
-        """Whether all whole frames and marks have left, so that more may be put."""
+        """Whether all whole frames and marks were popped, so that more may be put."""
         return not self.has_frame and not self._waiting_marks
 
     def put(self, data: bytes) -> None:
-        """Whole frames leave when they are due, the rest waits for more."""
+        """Queue audio. Whole frames are popped when they are due; a partial frame waits for more."""
         self._rest += data
 
     def fill_frame(self) -> None:
-        """Fill up with silence what is left of the last frame."""
+        """Complete a partial frame with silence."""
         missing = -len(self._rest) % self._frame_bytes // self.format.sample_bytes
         self._rest += SILENCE[self.format.encoding] * missing
 
     def put_mark(self, reached: OnMarkReached) -> None:
-        """``reached`` is called once the caller has heard what was put so far; never if it is cleared."""
+        """Queue a mark. ``reached`` is called once the caller has heard the audio before it; never if it is cleared."""
         self._waiting_marks.append(reached)
 
     def due_s(self, now: float) -> float | None:
-        """When ``pop_due`` returns something; ``None`` while nothing waits."""
+        """Return when ``pop_due`` returns a message; ``None`` while nothing is queued."""
         if self._waiting_marks and not self.has_frame:
             return now
-        dues = [self._pacer.due_s(self.frame_samples, now)] if self.has_frame and not self._held else []
+        dues = [self._pacer.due_s(self.frame_samples, now)] if self.has_frame and not self._is_paused else []
         if self._silence is not None:
             dues.append(max(self._next_silence_s, self._pacer.underrun_deadline_s() if self.is_playing else 0.0))
         return min(dues, default=None)
 
     def pop_due(self, now: float) -> list[Message]:
-        """The messages of the next frame, or of the marks behind the last one; silence where the far side needs it."""
+        """Return the messages of the next frame, of the marks behind the last one, or of a silent frame."""
         if self.has_frame:
-            if not self._held and is_due(self._pacer.due_s(self.frame_samples, now), now):
+            if not self._is_paused and is_due(self._pacer.due_s(self.frame_samples, now), now):
                 return [self._pop_frame(now), *self._periodic_mark(now)]
         elif self._waiting_marks:
             marks = [self._mark(self._waiting_marks.popleft(), now) for _ in range(len(self._waiting_marks))]
@@ -134,7 +133,7 @@ class CallPlayout:
         frame, self._rest = self._rest[: self._frame_bytes], self._rest[self._frame_bytes :]
         self._cleared_s = math.inf
         self._pacer.on_sent(self.frame_samples, next_tick(now))  # the next are due on ticks, too
-        self._own_voice.on_sent(self._sent(), frame)
+        self._playout_level.on_sent(self._sent(), frame)
         return self._dialect.send_audio(frame)
 
     def _pop_silence(self, now: float) -> list[Message]:
@@ -150,7 +149,7 @@ class CallPlayout:
         return self._dialect.send_mark(name)
 
     def on_mark_reached(self, name: str) -> None:
-        """The far side returns a mark, and by it those before. Unknown ones are passed over."""
+        """Resolve a mark that the provider returned, and those before it. Unknown marks are ignored."""
         if name not in self._marks:
             return
         position = self._marks[name].position
@@ -162,10 +161,9 @@ class CallPlayout:
                 break
 
     def on_cleared(self) -> Message | None:
-        """Forget what was not played; what is to be sent for it. From now on nothing of it is sent, and no mark of
-        it counts."""
+        """Drop queued audio and marks and return the clear message, if the provider has one."""
         self._base, self._cleared_s = self.played(), now_s()
-        self._own_voice.truncate(self._base + self.frame_samples)
+        self._playout_level.truncate(self._base + self.frame_samples)
         self._pacer = self._new_pacer()
         self._rest = b""
         self._waiting_marks.clear()
@@ -175,21 +173,21 @@ class CallPlayout:
         return self._dialect.send_clear()
 
     def set_paused(self, on: bool) -> None:
-        """The far buffer is full, or has room again."""
-        self._held = on
+        """Pause or resume frames: the provider's buffer is full, or has room again."""
+        self._is_paused = on
         self._wake()
 
     def on_tick(self) -> None:
-        """Confirm overdue marks by the local clock, and drop held audio that is no longer wanted."""
+        """Resolve overdue marks by the local clock."""
         self._wake()
         grace_s = self._settings.mark_timeout_s if self._dialect.has_marks else 0.0
         played, now = self.played(), now_s()
         for name, mark in list(self._marks.items()):
-            if mark.position <= played and now - self._heard_s(mark, played, now) >= grace_s:
+            if mark.position <= played and now - self._reached_s(mark, played, now) >= grace_s:
                 self._resolve_marks(name, False)
 
-    def _heard_s(self, mark: PendingMark, played: int, now: float) -> float:
-        """When playout reached a position by the local clock, which stops once all is played."""
+    def _reached_s(self, mark: PendingMark, played: int, now: float) -> float:
+        """Return when playout reached a mark by the local clock, which stops once all audio is played."""
         clock_s = now if self.is_playing else min(self._pacer.underrun_deadline_s(), now)
         return max(mark.sent_s, clock_s - (played - mark.position) / self.format.sample_rate)
 
