@@ -28,17 +28,17 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import random_model
 from benchmarks.roofline import Roofline
 from engine.config import EngineConfig
-from engine.load import build_pipelined_engine
+from engine.load import build_engine
 from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_program import FrameInputs
 from engine.models.qwen3_tts.load import build_family
-from engine.runtime.pipelined_engine import PipelinedEngine
+from engine.runtime.engine import Engine
 
 BLOCK = 16
 
 
 @torch.inference_mode()
-def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngine:
+def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with tempfile.TemporaryDirectory() as folder:
         model, codec = random_model.build(Path(folder), args.shape, dtype, device)
@@ -51,7 +51,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> PipelinedEngi
         triton_kernels=not args.plain,
         disabled_kernels=tuple(args.off),
     )
-    return build_pipelined_engine(build_family(model, codec), config, dtype, device)
+    return build_engine(build_family(model, codec), config, dtype, device)
 
 
 def fill(program: FrameInputs, decoder: CodecProgram, rows: int, context: int) -> None:
@@ -71,7 +71,7 @@ def fill(program: FrameInputs, decoder: CodecProgram, rows: int, context: int) -
     decoder.starts[:rows], decoder.first[:rows] = 3, 100
 
 
-def stages(engine: PipelinedEngine, rows: int) -> dict[str, Callable[[], object]]:
+def stages(engine: Engine, rows: int) -> dict[str, Callable[[], object]]:
     program, decoder = engine.runner.program, engine.stage.program
     assert isinstance(program, FrameInputs)
     assert isinstance(decoder, CodecProgram)

@@ -34,7 +34,7 @@ from engine.config import EngineConfig
 from engine.ipc import pack_events
 from engine.load import load_engine
 from engine.process import freeze_gc
-from engine.runtime.pipelined_engine import PipelinedEngine
+from engine.runtime.engine import Engine
 from tests.fakes import checkpoints
 
 NO_END = 1_000
@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = checkpoints.TINY | {"books": 16, "codes": 64}
 BLOCK = 16
 
 
-def make_engine(folder: Path, rows: int, **settings: Any) -> PipelinedEngine:
+def make_engine(folder: Path, rows: int, **settings: Any) -> Engine:
     usual: dict[str, Any] = dict(
         graphs=True, max_batch_size=rows, max_running_requests=rows * 4 // 3, num_blocks=rows * 64, block_size=BLOCK,
         loop_limit_frames=100_000, silence_limit_s=1e6, lazy_graph_capture=True,
@@ -51,14 +51,14 @@ def make_engine(folder: Path, rows: int, **settings: Any) -> PipelinedEngine:
     )  # fmt: skip
     config = EngineConfig(**(usual | settings))
     engine = load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine()
-    assert isinstance(engine, PipelinedEngine)
+    assert isinstance(engine, Engine)
     stub_device(engine)
     freeze_gc()
     return engine
 
 
 @torch.inference_mode()
-def stub_device(engine: PipelinedEngine) -> None:
+def stub_device(engine: Engine) -> None:
     program, decoder = engine.runner.program, engine.stage.program
     codes = program.outputs.host["codes"]
     sets = torch.randint(0, 64, (64, *codes.shape)).numpy()
@@ -76,7 +76,7 @@ def stub_device(engine: PipelinedEngine) -> None:
 
 
 class Bench:
-    def __init__(self, engine: PipelinedEngine, args: argparse.Namespace) -> None:
+    def __init__(self, engine: Engine, args: argparse.Namespace) -> None:
         self.engine, self.args = engine, args
         self.now_s, self.epochs, self.sent_s, self.num_bytes = 100.0, itertools.count(1), 0.0, 0
         if args.paced:

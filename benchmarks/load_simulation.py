@@ -32,8 +32,8 @@ from benchmarks.gpu import NO_END, SimulatedListener, report, setting, text_of
 from benchmarks.gpu_stages import numbers
 from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
 from engine.program import decode_executor
-from engine.runtime import graph_runner
-from engine.runtime.pipelined_engine import PipelinedEngine
+from engine.runtime import runner
+from engine.runtime.engine import Engine
 from engine.runtime.step_model import StepTimeTable
 
 SAMPLE_RATE = 24_000
@@ -114,7 +114,7 @@ class SimulatedDevice:
             if head is not None:
                 head.left_s -= part
 
-    def install(self, engine: PipelinedEngine) -> None:
+    def install(self, engine: Engine) -> None:
         draw = engine.runner.frames._run
 
         def frame(rows: int) -> None:
@@ -146,10 +146,10 @@ class SimulatedDevice:
             def is_done(self) -> bool:
                 return self.call.passed
 
-        graph_runner.DeviceEvent, decode_executor.DeviceEvent = FrameDone, CallDone  # type: ignore[misc, assignment]
+        runner.DeviceEvent, decode_executor.DeviceEvent = FrameDone, CallDone  # type: ignore[misc, assignment]
 
 
-def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[PipelinedEngine, SimulatedDevice]:
+def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[Engine, SimulatedDevice]:
     engine = host_overhead.make_engine(
         folder, size, max_batch_size=args.max_batch or size, admission_utilization=args.share, **dict(args.set)
     )
@@ -161,7 +161,7 @@ def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[Pipe
 
 
 class LoadSimulation:
-    def __init__(self, engine: PipelinedEngine, device: SimulatedDevice, size: int, args: argparse.Namespace) -> None:
+    def __init__(self, engine: Engine, device: SimulatedDevice, size: int, args: argparse.Namespace) -> None:
         self.engine, self.device, self.args, self.size = engine, device, args, size
         self.start_s = device.clock()
         self.listeners = [SimulatedListener(self.start_s + args.ramp * number / size) for number in range(size)]

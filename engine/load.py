@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 import torch
+from torch import Tensor
 
 from engine.api import ClonedVoice, EngineInfo, ReferenceAudio
 from engine.config import EngineConfig
@@ -22,8 +23,7 @@ from engine.program.capture import CAPTURE_LOCK, GraphSet
 from engine.program.decode_executor import create_decode_executor
 from engine.runtime.engine import MAX_WARM_UP_S, Engine
 from engine.runtime.graph_decode_stage import GraphDecodeStage
-from engine.runtime.graph_runner import GraphRunner
-from engine.runtime.pipelined_engine import PipelinedEngine
+from engine.runtime.runner import GraphRunner
 from engine.runtime.streaming_stage import StreamingDecodeStage
 from engine.weights.hub import resolve_folder
 
@@ -82,15 +82,21 @@ def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.graphs is None else config.graphs
 
 
+@torch.inference_mode()
 def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> Engine:
     """An engine over the family's stages, not yet warmed up."""
-    has_graphs = wants_graphs(config, device)
-    if has_graphs and family.codec is not None:
-        return build_pipelined_engine(family, config, dtype, device)
-    engine = Engine(family.model, make_stage(family, config), config, dtype=dtype, device=device)
-    if has_graphs:
-        use_graphs(engine, family)
-    return engine
+    if not wants_graphs(config, device):
+        return Engine(family.model, make_stage(family, config), config, dtype=dtype, device=device)
+    ring, stage = make_graph_stage(family, config, device)
+
+    def make_runner(kv: PagedKV, prefixes: PrefixCache) -> GraphRunner:
+        program = family.make_frames(FrameContext(kv, config, ring))
+        frames, prefills = GraphSet(program.run_frame, device), GraphSet(program.run_prefill, device)
+        num_slots = config.max_running_requests
+        runs_ahead = ring is not None
+        return GraphRunner(family.model, kv, prefixes, config, program, frames, prefills, num_slots, runs_ahead)
+
+    return Engine(family.model, stage, config, make_runner, dtype=dtype, device=device)
 
 
 def make_stage(family: Family, config: EngineConfig) -> DecodeStage:
@@ -102,47 +108,23 @@ def make_stage(family: Family, config: EngineConfig) -> DecodeStage:
     return StreamingDecodeStage(codec, num_slots, slack_s, config.max_cached_voices)
 
 
-@torch.inference_mode()
-def build_pipelined_engine(
-    family: Family, config: EngineConfig, dtype: torch.dtype, device: torch.device
-) -> PipelinedEngine:
-    assert family.codec is not None
-    codec, num_slots = family.codec, config.max_running_requests
+def make_graph_stage(family: Family, config: EngineConfig, device: torch.device) -> tuple[Tensor | None, DecodeStage]:
+    """The decode stage beside a talker over graphs, and the ring of codes between them if it is the engine's own."""
+    if family.codec is None:
+        return None, make_stage(family, config)
+    codec = family.codec
     ring = codec.new_ring(config, device)
     executor = create_decode_executor(ring, codec.device, config.decode_device is not None, config.decode_threads)
     program = codec.make_program(config, executor.ring)
-    stage = GraphDecodeStage(
+    return ring, GraphDecodeStage(
         program,
         GraphSet(program.run, codec.device),
         executor,
-        num_slots,
+        config.max_running_requests,
         family.audio.sample_rate,
         config.decode_batching_slack_s,
         config.max_cached_voices,
     )
-
-    def make_own_runner(kv: PagedKV, prefixes: PrefixCache) -> GraphRunner:
-        return make_runner(family, FrameContext(kv, config, ring), prefixes)
-
-    return PipelinedEngine(family.model, stage, make_own_runner, config, dtype=dtype, device=device)
-
-
-def make_runner(family: Family, context: FrameContext, prefixes: PrefixCache) -> GraphRunner:
-    program, device = family.make_frames(context), context.kv.data.device
-    frames, prefills = GraphSet(program.run_frame, device), GraphSet(program.run_prefill, device)
-    num_slots = context.config.max_running_requests
-    return GraphRunner(family.model, context.kv, prefixes, context.config, program, frames, prefills, num_slots)
-
-
-@torch.inference_mode()
-def use_graphs(engine: Engine, family: Family) -> None:
-    """Run the talker stage alone over graphs; capture them now, unless each is captured on first use."""
-    engine.runner = runner = make_runner(family, FrameContext(engine.kv, engine.config), engine.prefixes)
-    if not engine.config.lazy_graph_capture:
-        for rows in reversed(runner.frame_buckets):
-            runner.frames.capture(rows)
-        for tokens in reversed(runner.token_buckets):
-            runner.prefills.capture(tokens)
 
 
 def load_engine(

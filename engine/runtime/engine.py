@@ -1,4 +1,9 @@
-"""The continuous-batching loop body: schedule, run, decode, emit, retire. What requests are told is ``intake``.
+"""The continuous-batching loop body: collect, schedule, run, decode, emit, retire.
+
+    collect frame n-1 | schedule n | run frame n | decode | hand over
+
+A runner over graphs works ahead: it is given frame n, and the stage its decoding, before the host has seen frame n, so
+that scheduling, text and hand-over run beside the device. An eager runner returns frame n at once.
 
 Owned by one thread; it knows no clock but the one it is given, no asyncio and no sockets. What leaves it are events
 tagged with the epoch of their request.
@@ -6,11 +11,8 @@ tagged with the epoch of their request.
 
 from __future__ import annotations
 
-import math
-import sys
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -30,26 +32,19 @@ from engine.models.base import (
     SpeechModel,
     StopOutcome,
 )
-from engine.runtime.call_planner import CALL_FRAMES, CALL_ROWS
-from engine.runtime.fairness import DEADLINE_S
-from engine.runtime.model_runner import ModelRunner, Result, StepTimings
+from engine.process import freeze_gc
+from engine.runtime.call_planner import CALL_ROWS
+from engine.runtime.decoding import CallDecoding, Decoding, RoundDecoding
+from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.request import Request, RequestPhase, RequestReleased, ScheduledWork, StepBatch
 from engine.runtime.request_manager import RequestManager
+from engine.runtime.runner import GraphRunner, ModelRunner, Result, StepTimings
+from engine.runtime.step_model import StepTimeTable
+from engine.runtime.warm_up import capture_graphs, measure_step_times
 
 STALL_RETRY_S = 0.01
-MIN_ROUND_FRAMES = 16
-# Burst frames that are decoded in a step beside paced requests, for each row: a little more than it makes.
-ROUND_SHARE = 1.25
-MAX_CALL_FRAMES = CALL_FRAMES[0]
-MIN_BURST_SLACK_S = 0.001
 MAX_WARM_UP_S = 2.0
 CPU_KV_BYTES = 512 * 2**20
-
-
-def first_slots(num_frames: Mapping[int, int], max_frames: int) -> set[int]:
-    """The first slots that together hold ``max_frames`` frames, and at least one."""
-    ahead = accumulate(num_frames.values(), initial=0)
-    return {slot for slot, num_ahead in zip(num_frames, ahead, strict=False) if num_ahead < max_frames}
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -75,6 +70,7 @@ class Engine(RequestManager):
         model: SpeechModel,
         stage: DecodeStage,
         config: EngineConfig,
+        make_runner: Callable[[PagedKV, PrefixCache], ModelRunner] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
@@ -85,8 +81,17 @@ class Engine(RequestManager):
         self.kv = PagedKV(model.kv_shape, pool.num_blocks, config.block_size, dtype, device)
         self.prefixes = PrefixCache(self.kv, config.max_cached_prefixes, config.max_cached_prefix_positions)
         super().__init__(model, stage, pool, self.prefixes, config, clock)
-        self.runner = ModelRunner(model, self.kv, self.prefixes, config)
+        if make_runner is None:
+            self.runner = ModelRunner(model, self.kv, self.prefixes, config)
+        else:
+            self.runner = make_runner(self.kv, self.prefixes)
         self.times = StepTimings()
+        self.decoding: Decoding
+        if isinstance(stage, GraphDecodeStage):
+            self.decoding = CallDecoding(stage, self)
+            self.scheduler.burst_model = self.step_model
+        else:
+            self.decoding = RoundDecoding(stage, self)
         # Called within a step when ``events`` hold audio that is due; the engine's loop takes them.
         self.hand_over: Callable[[], None] = lambda: None
         # Called within a step, between its two stages, when commands can be carried out.
@@ -94,9 +99,19 @@ class Engine(RequestManager):
         # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
         self.retry_s = 0.0
 
+    @property
+    def capacity(self) -> int:
+        return min(super().capacity, self.runner.max_positions)
+
+    def choose_device(self) -> None:
+        """Kernels go to the device that is current on their thread."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.set_device(self.runner.device)
+
     @torch.inference_mode()
     def prefetch(self, spec: SpeechRequest) -> None:
         """Compute the voice's prefix ahead of its first request; without effect when blocks are short."""
+        self.choose_device()
         try:
             request = self.new_request(spec, epoch=-1, seed=0)
             inputs = self.model.next_input(request.row)
@@ -117,38 +132,38 @@ class Engine(RequestManager):
     @torch.inference_mode()
     def step(self) -> None:
         """One round over every request that can run."""
-        start = time.perf_counter()
+        start = self.clock()
+        self.choose_device()
+        self.process_results(self.runner.collect(self.times))
+        num_chunks = self.decoding.emit_completed()
         batch = self.scheduler.schedule(self.clock())
+        num_chunks += self.decoding.emit_completed()
         self.process_results(self.runner.run(batch, self.times))
-        talker_s = time.perf_counter() - start
-        num_chunks = self.decode(len(batch))
+        talker_s = self.clock() - start
+        num_chunks += self.decoding.decode(batch)
         self.retire_finished()
-        got_somewhere = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
-        self.retry_s = 0.0 if got_somewhere else self.clock() + STALL_RETRY_S
+        made_progress = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
+        self.retry_s = 0.0 if made_progress else self.clock() + STALL_RETRY_S
         self.release_finished()
-        self.scheduler.burst_model.note_step(batch, talker_s)
-        self.record_step(batch, time.perf_counter() - start)
+        self.record_step(batch, talker_s, self.clock() - start)
 
     def process_results(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
+        results = list(results)
+        self.decoding.feed(
+            (request, outcome.codes) for request, outcome in results if isinstance(outcome, FrameOutcome)
+        )
         for request, outcome in results:
             match outcome:
                 case FrameOutcome(codes):
-                    self.feed_decoder(request, codes)
+                    if request.phase is not RequestPhase.DONE:  # else it could not be fed
+                        self.count_frame(request, codes[0])
                 case ControlOutcome():
                     pass
                 case StopOutcome(at_limit):
                     self.drain_decoder(request, FinishReason.LENGTH if at_limit else FinishReason.STOP)
                 case FailedOutcome(message):
                     self.fail(request, EngineError(message))
-
-    def feed_decoder(self, request: Request, codes: Sequence[int]) -> None:
-        try:
-            self.stage.feed(request.held_slot, codes)
-        except Exception as error:
-            self.fail(request, error)
-            return
-        self.count_frame(request, codes[0])
 
     def count_frame(self, request: Request, code0: int) -> None:
         request.num_frames += 1
@@ -164,67 +179,6 @@ class Engine(RequestManager):
             request.finish_reason = reason
             self.scheduler.retire_talker(request)
             self.stage.finalize(request.held_slot)
-
-    def decode(self, num_rows: int) -> int:
-        """Decode and emit what is due in a step of ``num_rows`` rows; returns the number of chunks.
-
-        Beside paced requests burst rows come behind, in small rounds: a step then decodes about as many frames as it
-        makes, and a paced request that arrives meanwhile waits for one round.
-        """
-        if not (self.scheduler.num_burst_slots and self.scheduler.spares_paced):
-            return self.decode_round(None)
-        num_chunks = self.decode_round({r.held_slot for r in self.scheduler.running if not r.is_burst})
-        num_frames = max(MIN_ROUND_FRAMES, round(ROUND_SHARE * num_rows))
-        while num_frames > 0:
-            self.hand_over()
-            self.read_commands()
-            is_urgent = num_rows > 0 and self.scheduler.paced_slack_s(self.clock()) <= 0.0
-            if is_urgent or self.scheduler.waiting.num_paced or not (due := self.due_burst_frames()):
-                break
-            chosen = first_slots(due, MIN_ROUND_FRAMES)
-            num_frames -= sum(due[slot] for slot in chosen)
-            num_chunks += self.decode_round(chosen)
-        return num_chunks
-
-    def decode_round(self, slots: Container[int] | None) -> int:
-        """One round of the decode stage, over all slots or those given."""
-        start = time.perf_counter()
-        now, slack, wanted = self.clock(), {}, {}
-        for request in self.scheduler.running:
-            slot = request.held_slot
-            slack[slot], wanted[slot] = self.slack_s(request, now), self.wanted_frames(request)
-            if slots is not None and slot not in slots:
-                slack[slot], wanted[slot] = math.inf, sys.maxsize
-        try:
-            chunks = self.stage.step(slack, wanted)
-        finally:
-            self.times.decode_s += time.perf_counter() - start
-        self.emit(chunks)
-        return len(chunks)
-
-    def due_burst_frames(self) -> dict[int, int]:
-        """Frames by slot that one decode call would take of each burst row, the row that runs dry first leading."""
-        now, due = self.clock(), {}
-        for request in sorted(self.scheduler.running, key=DEADLINE_S):
-            num_pending, wanted = request.num_pending_frames, self.wanted_frames(request)
-            is_patient = self.slack_s(request, now) > self.config.decode_batching_slack_s
-            if request.is_burst and num_pending and not (is_patient and num_pending < wanted):
-                due[request.held_slot] = min(num_pending, MAX_CALL_FRAMES)
-        return due
-
-    def slack_s(self, request: Request, now_s: float) -> float:
-        """How long the listener can wait for its next chunk; one that samples nothing now need not wait at all, but
-        a burst reply never goes before others."""
-        samples = self.scheduler.can_run(request, now_s) and not request.lacks_blocks
-        min_slack_s = MIN_BURST_SLACK_S if request.is_burst else 0.0
-        if not samples:
-            return min_slack_s
-        return math.inf if request.spec.chunk_frames else max(min_slack_s, request.clock.lead_s(now_s))
-
-    def wanted_frames(self, request: Request) -> int:
-        """Of the request's next chunk, by its own schedule or the engine's."""
-        schedule = request.spec.chunk_frames or self.config.chunk_frames
-        return schedule[min(request.num_chunks, len(schedule) - 1)]
 
     def emit(self, chunks: Iterable[DecodedAudio]) -> None:
         for chunk in chunks:
@@ -278,11 +232,17 @@ class Engine(RequestManager):
             slots = self.stage.slots.num_slots - self.stage.slots.num_free
             raise AssertionError(f"idle, yet {self.pool.num_held} blocks and {slots} slots are held")
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
-        """Generate two dummy frames: first uses are slow, and a device fault shows before the first request.
+        """Capture every graph, unless each is captured on first use, and generate dummy frames: first uses are slow,
+        and a device fault shows before the first request.
 
-        Then to more and more at once, about longer and longer texts, unless a fast start is wanted or it drags on.
+        Two frames for one row, then for more and more rows with longer texts, until it drags on.
         """
+        self.choose_device()
+        graph_keys = [*self.runner.graph_keys, *self.decoding.graph_keys]
+        if graph_keys and not self.config.lazy_graph_capture:
+            capture_graphs(graph_keys)
         start = time.perf_counter()
         for num_rows in CALL_ROWS:
             self.warm_up_batch(num_rows)
@@ -290,9 +250,18 @@ class Engine(RequestManager):
                 break
         self.events.clear()
         self.times.reset()
-        self.step_model.calibrate(None)
         self.scheduler.burst_model.calibrate(None)
+        self.step_model.calibrate(self.measure_step_times())
         self.num_finished = 0
+        if self.runner.device.type == "cuda":
+            freeze_gc()
+
+    def measure_step_times(self) -> StepTimeTable | None:
+        """Times of steps by rows; None unless both stages run over captured graphs."""
+        runner, stage = self.runner, self.stage
+        if self.config.lazy_graph_capture or not isinstance(runner, GraphRunner):
+            return None
+        return measure_step_times(runner, stage) if isinstance(stage, GraphDecodeStage) else None
 
     def warm_up_batch(self, num_rows: int) -> None:
         spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)
@@ -310,7 +279,7 @@ class Engine(RequestManager):
     def has_work(self) -> bool:
         """Whether a step now could do anything."""
         now = self.clock()
-        if self.released or self.stage.busy:
+        if self.released or self.stage.busy or self.runner.in_flight:
             return True
         if now < self.retry_s:
             return False
@@ -325,13 +294,16 @@ class Engine(RequestManager):
 
     def close(self) -> None:
         """No step follows."""
+        self.decoding.close()
 
-    def record_step(self, batch: StepBatch, seconds: float) -> None:
+    def record_step(self, batch: StepBatch, talker_s: float, seconds: float) -> None:
         self.times.total_s += seconds
         self.times.last_s = seconds
         self.times.num_steps += 1
         self.times.num_rows += len(batch)
         self.step_model.note_step(batch, seconds)
+        if self.scheduler.burst_model is not self.step_model:
+            self.scheduler.burst_model.note_step(batch, talker_s)
 
     def stats(self) -> EngineStats:
         running = self.scheduler.running

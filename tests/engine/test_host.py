@@ -49,8 +49,8 @@ from engine.ipc import (
     frame_message,
     unpack_events,
 )
-from engine.runtime.model_runner import StepTimings
 from engine.runtime.request import RequestReleased
+from engine.runtime.runner import StepTimings
 
 INFO = EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False, can_encode=True)
 SECOND = np.full(24_000, 0.1, np.float32).tobytes()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.program.buffers import StaticBuffers
 from engine.program.capture import bucket_for, buckets_up_to
-from engine.runtime.graph_runner import BlockTables
+from engine.runtime.runner import BlockTables
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import host_overhead, load_simulation, random_model
 from engine.program import decode_executor
-from engine.runtime import graph_runner
+from engine.runtime import runner
 
 Simulate = Callable[..., dict[str, Any]]
 
@@ -21,7 +21,7 @@ Simulate = Callable[..., dict[str, Any]]
 @pytest.fixture(autouse=True)
 def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the simulation changes for good."""
-    for module in (graph_runner, decode_executor):
+    for module in (runner, decode_executor):
         monkeypatch.setattr(module, "DeviceEvent", module.DeviceEvent)
     monkeypatch.setattr(host_overhead, "freeze_gc", lambda: None)
     monkeypatch.setitem(random_model.SHAPES, "small", host_overhead.SMALL)

@@ -23,7 +23,7 @@ from engine.models.cosyvoice3 import model as module
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.prompt import CosySequence, RasParams
 from engine.ops.noise import SampleKey
-from engine.runtime.graph_runner import GraphRunner
+from engine.runtime.runner import GraphRunner
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
 from tests.engine.runtime.random_schedule import Order, orders, play

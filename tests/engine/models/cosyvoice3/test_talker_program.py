@@ -18,7 +18,7 @@ from engine.models.cosyvoice3.talker import NOTHING, sample
 from engine.models.cosyvoice3.talker_program import RasTensors, sample_rows
 from engine.ops.noise import PhiloxNoise, SampleKey
 from engine.ops.reference_ops import ReferenceOps
-from engine.runtime.graph_runner import GraphRunner
+from engine.runtime.runner import GraphRunner
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
 

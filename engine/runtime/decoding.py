@@ -1,0 +1,207 @@
+"""What is decoded in a step, and when it leaves: in rounds at once, or in calls that are launched ahead."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.models.base import DecodedAudio, DecodeStage
+from engine.runtime.call_planner import CALL_FRAMES
+from engine.runtime.fairness import DEADLINE_S
+from engine.runtime.graph_decode_stage import GraphDecodeStage
+from engine.runtime.request import Request, RequestPhase, StepBatch
+from engine.runtime.runner import GraphKey, StepTimings
+from engine.runtime.scheduler import Scheduler
+
+MIN_ROUND_FRAMES = 16
+# Burst frames that are decoded in a step beside paced requests, for each row: a little more than it makes.
+ROUND_SHARE = 1.25
+MAX_CALL_FRAMES = CALL_FRAMES[0]
+MIN_BURST_SLACK_S = 0.001
+# A frame that was sampled: the request and its codes.
+Frame = tuple[Request, Sequence[int]]
+
+
+class DecodingHost(Protocol):
+    """The engine, as its decoding sees it."""
+
+    config: EngineConfig
+    scheduler: Scheduler
+    times: StepTimings
+
+    def clock(self) -> float: ...
+    def emit(self, chunks: Iterable[DecodedAudio]) -> None: ...
+    def fail(self, request: Request, error: Exception) -> None: ...
+    def hand_over(self) -> None: ...
+    def read_commands(self) -> None: ...
+
+
+class RoundDecoding:
+    """Decodes in rounds of ``stage.step``, whose PCM leaves within the step."""
+
+    graph_keys: Sequence[GraphKey] = ()
+
+    def __init__(self, stage: DecodeStage, host: DecodingHost) -> None:
+        self.stage, self.host = stage, host
+
+    def feed(self, frames: Iterable[Frame]) -> None:
+        for request, codes in frames:
+            try:
+                self.stage.feed(request.held_slot, codes)
+            except Exception as error:
+                self.host.fail(request, error)
+
+    def emit_completed(self) -> int:
+        """Nothing is in flight between steps."""
+        return 0
+
+    def decode(self, batch: StepBatch) -> int:
+        """Decode and emit what is due after this batch; returns the number of chunks.
+
+        Beside paced requests burst rows come behind, in small rounds: a step then decodes about as many frames as it
+        makes, and a paced request that arrives meanwhile waits for one round.
+        """
+        host, scheduler, num_rows = self.host, self.host.scheduler, len(batch)
+        if not (scheduler.num_burst_slots and scheduler.spares_paced):
+            return self.decode_round(None)
+        num_chunks = self.decode_round({r.held_slot for r in scheduler.running if not r.is_burst})
+        num_frames = max(MIN_ROUND_FRAMES, round(ROUND_SHARE * num_rows))
+        while num_frames > 0:
+            host.hand_over()
+            host.read_commands()
+            is_urgent = num_rows > 0 and scheduler.paced_slack_s(host.clock()) <= 0.0
+            if is_urgent or scheduler.waiting.num_paced or not (due := self.due_burst_frames()):
+                break
+            chosen = first_slots(due, MIN_ROUND_FRAMES)
+            num_frames -= sum(due[slot] for slot in chosen)
+            num_chunks += self.decode_round(chosen)
+        return num_chunks
+
+    def decode_round(self, slots: Container[int] | None) -> int:
+        """One round of the decode stage, over all slots or those given."""
+        start = time.perf_counter()
+        now, slack, wanted = self.host.clock(), {}, {}
+        for request in self.host.scheduler.running:
+            slot = request.held_slot
+            slack[slot], wanted[slot] = self.slack_s(request, now), wanted_frames(request, self.host.config)
+            if slots is not None and slot not in slots:
+                slack[slot], wanted[slot] = math.inf, sys.maxsize
+        try:
+            chunks = self.stage.step(slack, wanted)
+        finally:
+            self.host.times.decode_s += time.perf_counter() - start
+        self.host.emit(chunks)
+        return len(chunks)
+
+    def due_burst_frames(self) -> dict[int, int]:
+        """Frames by slot that one decode call would take of each burst row, the row that runs dry first leading."""
+        now, due, config = self.host.clock(), {}, self.host.config
+        for request in sorted(self.host.scheduler.running, key=DEADLINE_S):
+            num_pending, wanted = request.num_pending_frames, wanted_frames(request, config)
+            is_patient = self.slack_s(request, now) > config.decode_batching_slack_s
+            if request.is_burst and num_pending and not (is_patient and num_pending < wanted):
+                due[request.held_slot] = min(num_pending, MAX_CALL_FRAMES)
+        return due
+
+    def slack_s(self, request: Request, now_s: float) -> float:
+        """How long the listener can wait for its next chunk; a row that samples nothing now does not wait at all."""
+        samples = self.host.scheduler.can_run(request, now_s) and not request.lacks_blocks
+        return chunk_slack_s(request, now_s, samples)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class CallDecoding:
+    """Launches calls over graphs and collects them a step later, the most urgent call by itself."""
+
+    def __init__(self, stage: GraphDecodeStage, host: DecodingHost) -> None:
+        self.stage, self.host = stage, host
+
+    @property
+    def graph_keys(self) -> Sequence[GraphKey]:
+        """Largest first."""
+        return [(self.stage.graphs, key) for key in reversed(self.stage.call_shapes)]
+
+    def feed(self, frames: Iterable[Frame]) -> None:
+        """The codes are in the ring already."""
+        self.stage.feed_batch([request.held_slot for request, _ in frames])
+
+    def decode(self, batch: StepBatch) -> int:
+        """Launch what is due after this batch, and emit the calls of the step before; returns the number of chunks."""
+        num_old = len(self.stage.calls)
+        sampled = [work.request.slot for work in batch.items if work.sample]
+        self.stage.speculate([slot for slot in sampled if slot is not None])
+        self.launch()
+        size = 1 if self.host.config.emit_per_decode_call else max(1, num_old)
+        return sum(self.emit_calls(min(size, num_old - start)) for start in range(0, num_old, size))
+
+    def launch(self) -> None:
+        start = time.perf_counter()
+        now, running, size = self.host.clock(), self.host.scheduler.running, self.stage.slots.num_slots + 1
+        slots = [request.held_slot for request in running]
+        slack, wanted = np.zeros(size), np.ones(size, dtype=np.int64)
+        slack[slots] = [self.slack_s(request, now) for request in running]
+        wanted[slots] = [wanted_frames(request, self.host.config) for request in running]
+        self.stage.launch(slack, wanted)
+        self.host.times.launch_s += time.perf_counter() - start
+
+    def emit_completed(self) -> int:
+        """Emit what has been decoded by now. The first calls are those of listeners who run dry first."""
+        num_chunks = 0
+        while self.host.config.emit_per_decode_call and self.stage.is_done:
+            num_chunks += self.emit_calls(1)
+        return num_chunks
+
+    def emit_calls(self, num_calls: int) -> int:
+        """Emit the oldest calls, and hand them over at once if a listener of the first one is about to run dry."""
+        is_urgent = self.stage.calls[0].slack_s <= self.host.config.decode_batching_slack_s
+        start = time.perf_counter()
+        try:
+            chunks = self.stage.collect(num_calls)
+        finally:
+            self.host.times.decode_s += time.perf_counter() - start
+        self.host.emit(chunks)
+        if is_urgent:
+            self.host.hand_over()
+        return len(chunks)
+
+    def slack_s(self, request: Request, now_s: float) -> float:
+        """A row at its lead gathers like any other: it plays on, and its next frame is due before it runs dry."""
+        samples = request.phase is RequestPhase.RUNNING and not request.waits_for_text and not request.lacks_blocks
+        if samples and (request.is_burst or request.spec.chunk_frames):
+            samples = self.host.scheduler.can_run(request, now_s)
+        return chunk_slack_s(request, now_s, samples)
+
+    def close(self) -> None:
+        self.stage.lane.close()
+
+
+Decoding = RoundDecoding | CallDecoding
+
+
+def first_slots(num_frames: Mapping[int, int], max_frames: int) -> set[int]:
+    """The first slots that together hold ``max_frames`` frames, and at least one."""
+    ahead = accumulate(num_frames.values(), initial=0)
+    return {slot for slot, num_ahead in zip(num_frames, ahead, strict=False) if num_ahead < max_frames}
+
+
+def wanted_frames(request: Request, config: EngineConfig) -> int:
+    """Of the request's next chunk, by its own schedule or the engine's."""
+    schedule = request.spec.chunk_frames or config.chunk_frames
+    return schedule[min(request.num_chunks, len(schedule) - 1)]
+
+
+def chunk_slack_s(request: Request, now_s: float, samples: bool) -> float:
+    """Slack of a row that does or does not sample now. A burst reply never goes before others."""
+    min_slack_s = MIN_BURST_SLACK_S if request.is_burst else 0.0
+    if not samples:
+        return min_slack_s
+    return math.inf if request.spec.chunk_frames else max(min_slack_s, request.clock.lead_s(now_s))

@@ -1,0 +1,69 @@
+"""Capture of graphs, compilation of their kernels, and timing of their steps before the first request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+
+from engine.ops.parallel_compile import compile_only
+from engine.runtime.call_planner import CALL_FRAMES
+from engine.runtime.graph_decode_stage import GraphDecodeStage
+from engine.runtime.runner import GraphKey, GraphRunner
+from engine.runtime.step_model import StepTimeTable
+
+log = logging.getLogger(__name__)
+
+# The first graph takes no longer where its kernels have been compiled before.
+COLD_COMPILE_THRESHOLD_S = 4.0
+
+
+def capture_graphs(keys: Sequence[GraphKey]) -> None:
+    start = time.perf_counter()
+    for number, (graphs, key) in enumerate(keys, 1):
+        graphs.capture(*key)
+        if number == 1 and time.perf_counter() - start > COLD_COMPILE_THRESHOLD_S:
+            precompile_kernels(keys)
+        log.debug("graph %d of %d: %s, %.1f s", number, len(keys), key, time.perf_counter() - start)
+    log.info("%d graphs in %.1f s", len(keys), time.perf_counter() - start)
+
+
+def precompile_kernels(keys: Sequence[GraphKey]) -> None:
+    """What all graphs launch, side by side: one after another it takes a minute."""
+    start = time.perf_counter()
+    try:
+        with compile_only():
+            for graphs, key in keys:
+                graphs.warm_up(*key)
+    except Exception:
+        log.warning("parallel kernel compilation unavailable; compiling on demand", exc_info=True)
+    else:
+        log.info("kernels compiled in %.1f s", time.perf_counter() - start)
+
+
+def measure_step_times(runner: GraphRunner, stage: GraphDecodeStage) -> StepTimeTable | None:
+    """Time of a step of dummy rows: the frame, and the decoding of as many frames in large calls.
+
+    None where the CPU has a part: there steps teach what they take.
+    """
+    if "cpu" in (runner.device.type, stage.program.device.type):
+        return None
+    most = CALL_FRAMES[0]
+    buckets = {rows: stage.bucket(-(-rows // most), most) for rows in runner.frame_buckets}
+    return StepTimeTable({rows: measure_step_s(runner, stage, rows, calls) for rows, calls in buckets.items()})
+
+
+def measure_step_s(runner: GraphRunner, stage: GraphDecodeStage, rows: int, call_rows: int) -> float:
+    """Of the second run; the first is for the clocks of the chip."""
+    took_s = 0.0
+    for _ in range(2):
+        torch.cuda.synchronize(runner.device)
+        start = time.perf_counter()
+        runner.frames.replay(rows)
+        decoding = stage.lane.run(lambda: stage.graphs.replay(call_rows, CALL_FRAMES[0]))
+        torch.cuda.synchronize(runner.device)
+        decoding.wait()
+        took_s = time.perf_counter() - start
+    return took_s
