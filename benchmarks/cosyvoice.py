@@ -26,11 +26,12 @@ from typing import Any, NamedTuple
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from msgspec import structs
 
 from benchmarks.random_model import randomize
 from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
-from engine.load import CPU_THREADS, use_graphs
+from engine.load import CPU_THREADS, build_engine
 from engine.models.base import Family
 from engine.models.cosyvoice3.config import BACKBONE_FOLDER, CosyVoice3Config
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
@@ -42,7 +43,7 @@ from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings, 
 from engine.models.cosyvoice3.talker import SpeechLM
 from engine.models.cosyvoice3.talker_program import make_frames
 from engine.models.cosyvoice3.tokenizer import CosyTokenizer
-from engine.runtime.engine import Engine
+from engine.runtime.warm_up import capture_graphs
 from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.fakes.cosyvoice3_dims import TINY
 
@@ -114,9 +115,11 @@ class Bench:
         self.stage = CosyDecodeStage(self.flow, self.hift, most, settings, self.device, 4)
         if not args.eager:
             self.stage.record()
-        self.engine = Engine(model, self.stage, self.config, dtype=dtype, device=self.device)
-        if not args.eager:
-            use_graphs(self.engine, Family(model, sizes, partial(make_frames, model)))
+        family = Family(model, sizes, partial(make_frames, model), make_stage=lambda: self.stage)
+        config = structs.replace(self.config, graphs=not args.eager)
+        self.engine = build_engine(family, config, dtype, self.device)
+        with torch.inference_mode():
+            capture_graphs(self.engine.runner.graph_keys)
         self.ready_s = time.perf_counter() - started
         self.voice = None if args.new_voices else random_voice(sizes)
 

@@ -30,7 +30,6 @@ import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished
 from engine.config import EngineConfig
-from engine.encoding import VoiceEncodingThread
 from engine.errors import EngineError, InvalidRequest
 from engine.ipc import (
     LENGTH,
@@ -51,7 +50,7 @@ from engine.ipc import (
     encode,
     pack_events,
 )
-from engine.loop import EngineLoop
+from engine.loop import EngineLoop, VoiceEncodingThread
 from engine.runtime.request import Emitted, RequestReleased
 from engine.validation import check_request, check_sample
 

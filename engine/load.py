@@ -15,8 +15,8 @@ from torch import Tensor
 from engine.api import ClonedVoice, EngineInfo, ReferenceAudio
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
+from engine.memory.block_pool import PrefixCache
 from engine.memory.kv_cache import PagedKV
-from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import AudioSpec, DecodeStage, Family, FrameContext, SpeechModel
 from engine.models.registry import load_family
 from engine.program.capture import CAPTURE_LOCK, GraphSet

@@ -1,4 +1,4 @@
-"""The thread that owns the device: commands in, steps, events out."""
+"""The threads of the engine: one owns the device, takes commands, steps and hands over events; one encodes voices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from engine.api import EngineStats, SpeechRequest
+from engine.api import ClonedVoice, EngineStats, ReferenceAudio, SpeechRequest
+from engine.errors import EngineOverloaded
 from engine.ipc import (
     CancelRequest,
     Command,
@@ -24,6 +25,32 @@ from engine.runtime.request import Emitted
 
 if TYPE_CHECKING:
     from engine.runtime.engine import Engine
+
+MAX_WAITING_SAMPLES = 8
+RETRY_MS = 2_000
+
+
+class VoiceEncodingThread:
+    """``encode`` is called on one thread, recording by recording; the thread starts with the first."""
+
+    def __init__(self, encode: Callable[[ReferenceAudio], ClonedVoice]) -> None:
+        self._encode = encode
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="voicewire-encode")
+        self._unfinished: set[Future[ClonedVoice]] = set()
+
+    def submit(self, sample: ReferenceAudio) -> Future[ClonedVoice]:
+        """Raises ``EngineOverloaded`` when too many wait already."""
+        if len(self._unfinished) >= MAX_WAITING_SAMPLES:
+            raise EngineOverloaded(f"{MAX_WAITING_SAMPLES} recordings wait to be encoded", RETRY_MS)
+        future = self._executor.submit(self._encode, sample)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        return future
+
+    def close(self) -> None:
+        """Drop what waits; returns when the recording under way is done."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
 
 MAX_WAIT_S = 60.0
 # Once nothing has been asked for so long, free memory is handed back to the system.

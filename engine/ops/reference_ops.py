@@ -1,8 +1,7 @@
 """What the graphs compute, in plain torch operators: static shapes, no synchronisation, nothing returned to the host.
 
 This is the reference of every fused kernel, what the CPU runs, and what any single kernel falls back to. N rows, H
-hidden size, D head size; ``W`` is [out, in].
-"""
+hidden size, D head size; ``W`` is [out, in]."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.config import EngineConfig
 from engine.ops.noise import philox_exponential
 from engine.ops.params import (
     ConvParams,
@@ -291,3 +291,14 @@ class ReferenceOps:
         """Put the tail of every padded buffer back."""
         for pad in pads.layers:
             state[slots, pad.offset : pad.offset + pad.size] = pad.buffer[:, -pad.context :].flatten(1)
+
+
+def select_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
+    """Fused kernels on CUDA, where Triton is there, unless settings say otherwise."""
+    if device.type != "cuda" or not config.triton_kernels:
+        return ReferenceOps()
+    try:
+        from engine.ops.triton_ops import TritonOps
+    except ImportError:
+        return ReferenceOps()
+    return TritonOps(disabled=config.disabled_kernels)

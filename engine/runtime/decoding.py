@@ -13,8 +13,8 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.models.base import DecodedAudio, DecodeStage
+from engine.runtime.admission import DEADLINE_S
 from engine.runtime.call_planner import CALL_FRAMES
-from engine.runtime.fairness import DEADLINE_S
 from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.request import Request, RequestPhase, StepBatch
 from engine.runtime.runner import GraphKey, StepTimings

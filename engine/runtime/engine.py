@@ -19,9 +19,8 @@ import torch
 from engine.api import EngineStats, FinishReason, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.memory.block_pool import BlockPool
+from engine.memory.block_pool import BlockPool, PrefixCache
 from engine.memory.kv_cache import PagedKV
-from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import (
     AwaitText,
     ControlOutcome,

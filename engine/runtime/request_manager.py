@@ -13,10 +13,9 @@ import numpy as np
 from engine.api import FinishReason, InvalidRequest, RequestFinished, RequestParked, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, ErrorInfo, RequestTooLong
-from engine.memory.block_pool import BlockPool
-from engine.memory.prefix_cache import PrefixCache
+from engine.memory.block_pool import BlockPool, PrefixCache
 from engine.models.base import DecodeStage, SequenceState, SpeechModel
-from engine.runtime.queue_limits import QueueLimits, RequestCounts
+from engine.runtime.admission import QueueLimits, RequestCounts
 from engine.runtime.request import (
     Emitted,
     LoopGuard,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.memory.block_pool import PrefixCache
 from engine.memory.kv_cache import PagedContext, PagedKV
-from engine.memory.prefix_cache import PrefixCache
 from engine.models.base import FailedOutcome, FrameProgramProtocol, Outcome, SpeechModel
 from engine.program.buffers import DeviceEvent
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to

@@ -11,14 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from engine.config import EngineConfig
-from engine.memory.block_pool import BlockPool
-from engine.memory.prefix_cache import PrefixCache
+from engine.memory.block_pool import BlockPool, PrefixCache
 from engine.models.base import AwaitText, DecodeStage, SpeechModel
-from engine.runtime.fairness import DEADLINE_S, FairShares, StepBudget
-from engine.runtime.queue_limits import burst_share
+from engine.runtime.admission import DEADLINE_S, FairShares, StepBudget, WaitingQueue, burst_share
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, ShareKey, StepBatch
 from engine.runtime.step_model import StepModel
-from engine.runtime.waiting import WaitingQueue
 
 ROUNDING_S = 1e-9
 # A listener with a shorter lead is not kept waiting for the others.

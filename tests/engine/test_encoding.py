@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.api import ClonedVoice, EngineOverloaded, ReferenceAudio
-from engine.encoding import MAX_WAITING_SAMPLES, VoiceEncodingThread
 from engine.load import encode_exclusively
+from engine.loop import MAX_WAITING_SAMPLES, VoiceEncodingThread
 from engine.program.capture import CAPTURE_LOCK
 
 SAMPLE = ReferenceAudio(pcm=b"")

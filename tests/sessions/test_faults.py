@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.api import FinishReason, SpeechRequest
 from engine.errors import OVERLOAD_RETRY_MS
-from engine.runtime.queue_limits import QueueLimits, RequestCounts
+from engine.runtime.admission import QueueLimits, RequestCounts
 from sessions.audio_track import AudioTrack
 from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings

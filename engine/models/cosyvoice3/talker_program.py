@@ -22,8 +22,7 @@ from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.prompt import CosySequence, SamplingPhase
 from engine.models.cosyvoice3.talker import NOTHING, NUCLEUS, WHOLE
 from engine.ops.params import ResidualStream
-from engine.ops.reference_ops import ReferenceOps
-from engine.ops.select import select_ops
+from engine.ops.reference_ops import ReferenceOps, select_ops
 from engine.ops.stack import StackLayer, rope_tables, run_layers
 from engine.program.buffers import Fields, StaticBuffers
 

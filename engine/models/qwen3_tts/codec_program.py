@@ -186,15 +186,6 @@ class CodecProgram:
         values = sum(spec.width * spec.context for spec in specs)
         self.state = torch.zeros(num_slots + 1, values, dtype=self.dtype, device=self.device)
 
-    @staticmethod
-    def slot_bytes(codec: CodecDecoder, dtype: torch.dtype) -> int:
-        """What one slot keeps, the ring of its attention included."""
-        stack = codec.pre_transformer
-        sizes = stack.config
-        length = stack.window + max(CALL_FRAMES)
-        past = len(stack.layers) * 2 * length * sizes.num_key_value_heads * sizes.head_dim
-        return (past + codec.num_state_values) * dtype.itemsize
-
     def rows_of(self, num_frames: int) -> int:
         """Maximum rows of one call of ``num_frames`` frames."""
         return max(1, self.max_rows // num_frames)

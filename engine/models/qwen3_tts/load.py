@@ -24,7 +24,7 @@ from engine.models.qwen3_tts.load_weights import UNUSED_IN_ENCODER, load_codec, 
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
-from engine.ops.select import select_ops
+from engine.ops.reference_ops import select_ops
 from engine.text.tokenizer import TextTokenizer
 from engine.weights.loader import check_weights, config_errors_of
 

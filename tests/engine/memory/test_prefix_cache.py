@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.memory.block_pool import PrefixCache
 from engine.memory.kv_cache import KVShape, PagedKV
-from engine.memory.prefix_cache import PrefixCache
 
 
 @pytest.fixture

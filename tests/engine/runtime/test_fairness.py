@@ -13,8 +13,7 @@ from engine.api import EngineOverloaded, SamplingParams, SpeechRequest
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS
 from engine.load import load_engine
-from engine.runtime.fairness import FairShares, StepBudget
-from engine.runtime.queue_limits import QueueLimits, RequestCounts
+from engine.runtime.admission import FairShares, QueueLimits, RequestCounts, StepBudget
 from engine.runtime.request import StepBatch
 from engine.runtime.step_model import StepModel
 from tests.engine.engine_harness import EngineHarness

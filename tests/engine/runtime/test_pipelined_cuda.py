@@ -15,7 +15,7 @@ from benchmarks import random_model
 from engine.api import SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.load import load_engine
-from engine.ops.select import select_ops
+from engine.ops.reference_ops import select_ops
 from engine.runtime.request import Request
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.runtime.graph_harness import FUSIBLE, TIMELESS, bench_of, keep_busy, note_calls, speak
