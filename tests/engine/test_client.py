@@ -1,4 +1,4 @@
-"""The engine in a process of its own: same speech, and nothing lost but what was under way when either side dies."""
+"""The client of an engine: streams, reconnects, and what ends with the connection."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from engine.api import (
 from engine.child import EngineProcess, host_command, host_environment
 from engine.client import EngineClient, UnixSocket
 from engine.config import EngineConfig
-from engine.ipc import LENGTH, HelloMessage, encode, frame_message
+from engine.ipc import LENGTH, Command, HelloMessage, SubmitRequest, encode, frame_message
 from engine.launch import create_engine
+from engine.streams import StreamTable, replace_surrogates
 from tests.fakes.checkpoints import write_checkpoint
 
 
@@ -270,3 +271,25 @@ async def test_cancellation_at_the_end_of_the_process_is_kept(tmp_path: Path, nu
     was_cancelled = ending.cancel()
     await asyncio.wait([ending])
     assert ending.cancelled() == was_cancelled
+
+
+def test_a_submit_that_cannot_be_sent_leaves_nothing_behind() -> None:
+    def refuse(command: Command) -> None:
+        raise OverflowError("cannot be encoded")
+
+    table = StreamTable(refuse)
+    for _ in range(3):
+        with pytest.raises(OverflowError):
+            table.submit(SpeechRequest(request_id="r"))
+    assert len(table) == 0
+
+
+def test_lone_surrogates_reach_no_encoder() -> None:
+    sent: list[Command] = []
+    stream = StreamTable(sent.append).submit(SpeechRequest(request_id="r", text="a\ud800b"))
+    stream.push_text("\udfff")
+    submitted = sent[0]
+    assert isinstance(submitted, SubmitRequest)
+    assert submitted.request.text == "a\ufffdb"
+    assert replace_surrogates("plain") == "plain"
+    assert replace_surrogates("é\udc80") == "é\ufffd"

@@ -1,3 +1,5 @@
+"""Settings of the engine: ranges and defaults."""
+
 from __future__ import annotations
 
 import ast
@@ -9,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine import launch
 from engine.config import AT_LEAST_ONE, AT_LEAST_ZERO, EngineConfig
 from engine.errors import InvalidRequest
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
@@ -93,3 +96,32 @@ def test_a_kernel_that_is_not_there_is_refused_on_any_device() -> None:
     with pytest.raises(InvalidRequest, match="disabled_kernels names 'gmev'; known: gemv, ") as caught:
         EngineConfig(disabled_kernels=("norm", "gmev"))
     assert caught.value.param == "disabled_kernels"
+
+
+@pytest.mark.parametrize(
+    ("device", "has_gpu", "visible", "is_cuda"),
+    [
+        ("cpu", True, None, False),
+        ("cuda:1", False, None, True),
+        ("auto", True, None, True),
+        ("auto", True, "0,1", True),
+        ("auto", True, "", False),
+        ("auto", True, "-1", False),
+        ("auto", True, "-1,0", False),
+        ("auto", True, "NoDevFiles", False),
+        ("auto", True, " 1,-1", True),
+        ("auto", True, "GPU-5f3a,0", True),
+        ("auto", True, "MIG-41b3", True),
+        ("auto", False, None, False),
+    ],
+)
+def test_by_where_it_will_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, has_gpu: bool, visible: str | None, is_cuda: bool
+) -> None:
+    monkeypatch.setattr(launch, "FIRST_GPU", tmp_path if has_gpu else tmp_path / "none")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = launch._engine_config({}, device)
+    assert (config.lead_step_interval_s == 0.0) is is_cuda
+    assert config.process_nice == (0 if is_cuda else launch.CPU_NICENESS)

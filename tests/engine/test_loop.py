@@ -1,4 +1,4 @@
-"""The engine's thread by itself: where its engine is made, what stops it, and what one bad command costs."""
+"""The engine's threads: commands, steps and events; recordings that wait to be encoded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine import loop as loop_module
-from engine.api import FinishReason, RequestFinished, SpeechRequest
+from engine.api import ClonedVoice, EngineOverloaded, FinishReason, ReferenceAudio, RequestFinished, SpeechRequest
 from engine.config import EngineConfig
 from engine.ipc import CancelRequest, PushRequestText, SubmitRequest
-from engine.loop import EngineLoop
+from engine.load import encode_exclusively
+from engine.loop import MAX_WAITING_SAMPLES, EngineLoop, VoiceEncodingThread
+from engine.program.capture import CAPTURE_LOCK
 from engine.runtime.engine import Engine
 from engine.runtime.request import Emitted, RequestReleased
 from tests.engine.runtime.test_engine import LIMITS
@@ -163,3 +165,64 @@ def test_what_a_step_hands_over_leaves_before_it_ends_and_the_engine_is_closed_b
     assert left
     assert all(left)
     assert closed.is_set()
+
+
+SAMPLE = ReferenceAudio(pcm=b"")
+
+
+def blocked_by(gate: threading.Event) -> Callable[[ReferenceAudio], ClonedVoice]:
+    def encode(sample: ReferenceAudio) -> ClonedVoice:
+        gate.wait()
+        return ClonedVoice(embedding=sample.pcm)
+
+    return encode
+
+
+def test_more_recordings_than_may_wait_are_refused_and_room_comes_back() -> None:
+    gate = threading.Event()
+    thread = VoiceEncodingThread(blocked_by(gate))
+    futures = [thread.submit(SAMPLE) for _ in range(MAX_WAITING_SAMPLES)]
+    with pytest.raises(EngineOverloaded, match=str(MAX_WAITING_SAMPLES)):
+        thread.submit(SAMPLE)
+    gate.set()
+    assert [future.result() for future in futures] == [ClonedVoice(embedding=b"")] * MAX_WAITING_SAMPLES
+    assert thread.submit(SAMPLE).result()
+    thread.close()
+
+
+def test_what_waits_is_dropped_at_the_end_and_what_is_under_way_is_finished() -> None:
+    gate = threading.Event()
+    thread = VoiceEncodingThread(blocked_by(gate))
+    first, second = thread.submit(SAMPLE), thread.submit(SAMPLE)
+    threading.Timer(0.05, gate.set).start()
+    thread.close()
+    assert first.done()
+    assert second.cancelled()
+
+
+def test_an_error_is_the_recordings_own() -> None:
+    def encode(sample: ReferenceAudio) -> ClonedVoice:
+        if sample.transcript:
+            raise RuntimeError("no")
+        return ClonedVoice(embedding=b"")
+
+    thread = VoiceEncodingThread(encode)
+    bad, good = thread.submit(ReferenceAudio(pcm=b"", transcript="x")), thread.submit(SAMPLE)
+    assert isinstance(bad.exception(), RuntimeError)
+    assert good.result()
+    thread.close()
+
+
+def test_nothing_is_encoded_while_a_graph_is_recorded() -> None:
+    has_begun = threading.Event()
+
+    def encode(sample: ReferenceAudio) -> ClonedVoice:
+        has_begun.set()
+        return ClonedVoice(embedding=sample.pcm)
+
+    thread = VoiceEncodingThread(encode_exclusively(encode))
+    with CAPTURE_LOCK:
+        future = thread.submit(SAMPLE)
+        assert not has_begun.wait(0.1)
+    assert future.result()
+    thread.close()

@@ -1,8 +1,11 @@
-"""The decode stage's rounds over a decoder whose sound is the number of the frame: none is lost, none overwritten."""
+"""The decode stage over graphs: what is decoded for whom, whenever calls pass."""
 
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from engine.models.base import VoiceReference
 from engine.program.capture import GraphSet
 from engine.program.decode_executor import same_device_executor
 from engine.runtime.graph_decode_stage import GraphDecodeStage
+from tests.engine.runtime.graph_harness import TIMELESS, bench_of, keep_busy, note_calls, speak
 
 CPU = torch.device("cpu")
 RING_FRAMES = 32
@@ -105,3 +109,21 @@ def test_a_reference_is_heard_whole_in_order_in_few_calls(num_frames: int) -> No
     assert [code for _, codes in heard for code in codes] == [100 + frame for frame in range(num_frames)]
     assert all(codes[0] == 100 + first for first, codes in heard)
     assert len(heard) == num_frames // 8 + (num_frames % 8).bit_count()
+
+
+def spoken(passes: Callable[[], bool], **settings: Any) -> tuple[list[tuple[list[int], int]], list[np.ndarray]]:
+    bench = bench_of(torch.device("cpu"), torch.float32, lazy_graph_capture=True, **settings)
+    keep_busy(bench, passes)
+    calls = note_calls(bench)
+    return calls, speak(bench)
+
+
+@pytest.mark.parametrize("settings", [{}, TIMELESS], ids=["as it is", "timeless"])
+def test_where_steps_wait_for_calls_and_only_there_time_decides_nothing(settings: dict[str, Any]) -> None:
+    chance = random.Random(1)
+    (calls, rows), *others = (
+        spoken(passes, **settings) for passes in (lambda: True, lambda: False, lambda: chance.random() < 0.5)
+    )
+    assert all((other_calls == calls) == (settings is TIMELESS) for other_calls, _ in others)
+    if settings is TIMELESS:
+        assert all(np.array_equal(one, other) for _, found in others for one, other in zip(rows, found, strict=True))

@@ -1,16 +1,19 @@
-"""The released configuration is read as data; what is wrong in it is named."""
+"""Sizes are read from the released YAML, and settings are checked."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, InvalidRequest
 from engine.models.cosyvoice3.config import CLASS, CosyVoice3Config, read_config, read_yaml
+from engine.models.cosyvoice3.settings import FlowSettings
 from tests.fakes.cosyvoice3_checkpoint import settings_text, text_config
 from tests.fakes.cosyvoice3_dims import TINY
 
@@ -97,3 +100,28 @@ def test_a_backbone_of_another_kind(folder: Path, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"qwen2"', '"llama"'))
     with pytest.raises(CheckpointError, match="'model_type' is 'llama'"):
         read_config(copied)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory_mb", 0),
+        ("memory_mb", -5),
+        ("memory_utilization", 0.0),
+        ("memory_utilization", 1.0),
+        ("memory_utilization", math.nan),
+        ("context_blocks", 0),
+        ("reserved_blocks", 1),
+        ("chunk_blocks", ()),
+        ("chunk_blocks", (1, 0)),
+        ("chunk_blocks", (1, 1_000_000)),
+        ("batching_slack_s", -0.1),
+        ("batching_slack_s", math.nan),
+        ("ode_steps_per_engine_step", 0),
+        ("urgent_ode_steps_per_engine_step", -1),
+        ("max_blocks_per_step", 0),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_with_its_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=rf"cosyvoice3\.flow\.{name} is "):
+        FlowSettings(**{name: value})

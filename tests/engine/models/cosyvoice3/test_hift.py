@@ -1,4 +1,4 @@
-"""The vocoder: pieces sound as one pass, rows never meet, and the source is the one of the specification."""
+"""The vocoder: exact in one pass, in pieces and over static buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
 from engine.models.cosyvoice3.hift_source import F0Predictor, HarmonicSource, official_generator
 from engine.models.cosyvoice3.load import adapt_hift
-from engine.models.cosyvoice3.vocoder_stage import MAX_CALL_FRAMES, HiftBatch
+from engine.models.cosyvoice3.vocoder_stage import MAX_CALL_FRAMES, HiftBatch, HiftGraphs, common_lengths
 from tests.fakes.cosyvoice3_checkpoint import WEIGHT_NORMS, hift_tensors, with_weight_norm
 from tests.fakes.cosyvoice3_dims import TINY
 from tests.fakes.cosyvoice3_tensors import hift_shapes
@@ -263,3 +263,36 @@ def test_names_and_shapes_are_those_of_the_released_file() -> None:
     with torch.device("meta"):
         state = Hift(HiftConfig()).state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == hift_shapes(HiftConfig())
+
+
+CONFIG = HiftConfig(base_channels=8, f0_channels=4)
+LENGTHS = common_lengths(10, 0)
+
+
+@pytest.fixture(scope="module")
+def hift() -> Hift:
+    made = Hift(CONFIG)
+    made.m_source = HarmonicSource(CONFIG, 4)
+    made.load_state_dict(hift_tensors(CONFIG, seed=5))
+    made.fuse()
+    return made.requires_grad_(False)
+
+
+def test_usual_lengths_are_of_blocks_and_of_first_blocks() -> None:
+    assert common_lengths(50, 30) == (50, 100, 43, 13)
+
+
+def test_static_buffers_say_the_same_whoever_filled_them_before(hift: Hift) -> None:
+    """Rows of usual lengths and of others, more of them in one push than in the next."""
+    plain, static = HiftBatch(hift, 4), HiftGraphs(hift, 4, LENGTHS)
+    mels = torch.randn(3, 47, 80, generator=torch.Generator().manual_seed(1))
+    for rows in (plain, static):
+        for slot in (1, 2, 3):
+            rows.open(slot)
+    for start, end, slots in ((0, 10, [1, 2, 3]), (10, 20, [3, 1]), (20, 40, [1]), (40, 47, [1])):
+        pieces = [mels[slot - 1, start:end] for slot in slots]
+        final = [end == 47] * len(slots)
+        found, wanted = static.push(slots, pieces, final), plain.push(slots, pieces, final)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, atol=5e-5, rtol=0)
+    assert static.state.values[0].isfinite().all()

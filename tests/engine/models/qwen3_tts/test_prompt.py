@@ -1,14 +1,17 @@
-"""Prompt rows against the worked example of specs/qwen3-tts.md 3.4, with the released ids."""
+"""Prompt rows, and the log of a row's frames."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
 from engine.models.qwen3_tts.config import ControlIds, Qwen3TTSConfig, TextIds
-from engine.models.qwen3_tts.prompt import PromptBuilder, PromptPosition
+from engine.models.qwen3_tts.prompt import FrameLog, PromptBuilder, PromptPosition
 
 LANGUAGES = {"english": 2050, "chinese": 2055, "sichuan_dialect": 2062, "beijing_dialect": 2074}
 SPEAKERS = {"ryan": 3061, "eric": 2875, "dylan": 2878}
@@ -101,3 +104,29 @@ def test_the_full_tail_holds_all_text_then_its_end_then_the_start_of_speech(prom
 def test_a_prompt_without_text_is_refused(prompts: PromptBuilder) -> None:
     with pytest.raises(InvalidRequest, match="nothing that can be spoken"):
         prompts.full_tail([])
+
+
+frames = st.lists(st.lists(st.integers(0, 3071), min_size=3, max_size=3), max_size=20)
+
+
+@given(frames, st.slices(20))
+def test_it_reads_like_a_list_of_frames(wanted: list[list[int]], part: slice) -> None:
+    log = FrameLog(3)
+    for number, frame in enumerate(wanted):
+        if number % 2:
+            log.append(frame)
+        else:
+            log.add_bytes(np.array(frame, np.int16).tobytes())
+    assert [list(frame) for frame in log] == wanted
+    assert [list(frame) for frame in log[part]] == wanted[part]
+    assert len(log) == len(wanted)
+
+
+@pytest.mark.parametrize("index", [2, -3])
+def test_there_is_nothing_beyond_its_ends(index: int) -> None:
+    log = FrameLog(2)
+    log.append([1, 2])
+    log.append([3, 4])
+    assert list(log[-1]) == [3, 4]
+    with pytest.raises(IndexError):
+        log[index]
