@@ -185,7 +185,6 @@ class HttpTransport(MessageTransport):
         self._scope, self._raw_receive, self._raw_send = scope, receive, send
         self._request = Request(scope, receive)
         self._head = head
-        self._body_read = False
         self._begun = False
         self._ended = False
 

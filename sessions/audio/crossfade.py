@@ -29,18 +29,6 @@ def crossfade(old: Pcm, new: Pcm, fade: Fade = Fade.HANN) -> Pcm:
     return mixed
 
 
-def ramp_in(pcm: Pcm, num_samples: int) -> Pcm:
-    """``pcm`` with its first samples raised from silence: for audio that comes after an underrun."""
-    length = min(num_samples, pcm.size)
-    return np.concatenate([pcm[:length] * hann_ramp(length), pcm[length:]])
-
-
-def ramp_out(pcm: Pcm, num_samples: int) -> Pcm:
-    """The first samples of ``pcm``, lowered to silence: the last thing to send of audio that was cancelled."""
-    length = min(num_samples, pcm.size)
-    return pcm[:length] * hann_ramp(length)[::-1]
-
-
 @lru_cache(maxsize=64)
 def hann_ramp(num_samples: int) -> Pcm:
     """Weights from near 0 to near 1; ``ramp + ramp[::-1]`` is 1."""

@@ -14,7 +14,6 @@ S16 = npt.NDArray[np.int16]
 
 FULL_SCALE = np.float32(32_768)
 S16_MIN, S16_MAX = np.float32(-32_768), np.float32(32_767)
-AUDIBLE_DBFS = -50.0
 EMPTY: Pcm = np.zeros(0, np.float32)
 EMPTY.flags.writeable = False
 
@@ -49,23 +48,3 @@ def s16le_to_pcm(data: bytes) -> Pcm:
     if len(data) % 2:
         raise ValueError(f"s16le data must be a whole number of samples of 2 bytes, got {len(data)} bytes")
     return s16_to_float(np.frombuffer(data, "<i2").astype(np.int16, copy=False))
-
-
-def peak_dbfs(pcm: Pcm) -> float:
-    """The largest magnitude against 1.0; ``-inf`` for silence and for no samples at all."""
-    return _decibels(float(np.max(np.abs(pcm), initial=0.0)))
-
-
-def rms_dbfs(pcm: Pcm) -> float:
-    """The root mean square against 1.0, so that a full-scale sine reads -3.01; ``-inf`` for silence."""
-    return _decibels(float(np.sqrt(np.mean(np.square(pcm, dtype=np.float64)))) if pcm.size else 0.0)
-
-
-def first_audible_sample(pcm: Pcm, threshold_dbfs: float = AUDIBLE_DBFS) -> int | None:
-    """Index of the first sample whose magnitude passes the threshold, or ``None``."""
-    audible = np.abs(pcm) > 10 ** (threshold_dbfs / 20)
-    return int(audible.argmax()) if audible.any() else None
-
-
-def _decibels(ratio: float) -> float:
-    return float(20 * np.log10(ratio)) if ratio > 0 else float("-inf")

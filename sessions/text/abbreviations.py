@@ -66,11 +66,6 @@ def _initials(match: re.Match[str]) -> str:
     return f"{letters}." if _ends_sentence(match) else letters
 
 
-def _joined_capitals(match: re.Match[str]) -> str:
-    """ "A T and T"."""
-    return f"{' '.join(match[1])} and {' '.join(match[2])}"
-
-
 def _initial(match: re.Match[str]) -> str:
     """The dot of "J. Smith" goes, that of "vitamin C. It" stays."""
     return match[0] if is_common_word(match["next"]) else match[0][0]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import SpeechChunk
-from sessions.audio.crossfade import ChunkOrderError, Crossfader, Fade, hann_ramp, ramp_in, ramp_out
+from sessions.audio.crossfade import ChunkOrderError, Crossfader, Fade, hann_ramp
 from sessions.audio.pcm import Pcm
 from sessions.audio.segment_joiner import SegmentJoiner, crossfade_join
 from tests.audio.seam_report import seam_report
@@ -198,27 +198,6 @@ def test_ramp_and_its_mirror_sum_to_one(length: int) -> None:
     ramp = hann_ramp(length)
     assert ramp + ramp[::-1] == pytest.approx(np.ones(length), abs=1e-6)
     assert np.all(np.diff(ramp) > 0)
-
-
-@given(st.integers(0, 50), st.integers(0, 60))
-def test_ramp_in_keeps_the_length_and_all_that_follows(size: int, length: int) -> None:
-    pcm = noise(size)
-    raised = ramp_in(pcm, length)
-    assert raised.size == size
-    assert np.array_equal(raised[length:], pcm[length:])
-    assert np.all(np.abs(raised) <= np.abs(pcm))
-
-
-@given(st.integers(0, 50), st.integers(0, 60))
-def test_ramp_out_is_as_long_as_the_ramp_or_the_audio(size: int, length: int) -> None:
-    assert ramp_out(noise(size), length).size == min(size, length)
-
-
-def test_ramps_begin_and_end_near_silence() -> None:
-    ones = np.ones(480, np.float32)
-    assert ramp_in(ones, 120)[0] < 1e-3
-    assert ramp_out(ones, 120)[-1] < 1e-3
-    assert ramp_out(ones, 120)[0] > 0.999
 
 
 SEGMENTS = st.lists(st.integers(0, 60).map(noise), min_size=1, max_size=5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import wave
 
 import numpy as np
@@ -24,11 +23,8 @@ from sessions.audio.g711 import (
     pcm_to_mulaw,
 )
 from sessions.audio.pcm import (
-    first_audible_sample,
     float_to_s16,
     pcm_to_s16le,
-    peak_dbfs,
-    rms_dbfs,
     s16_to_float,
     s16le_to_pcm,
 )
@@ -68,25 +64,6 @@ def test_s16_is_little_endian() -> None:
 def test_half_a_sample_is_refused() -> None:
     with pytest.raises(ValueError, match="got 3 bytes"):
         s16le_to_pcm(b"abc")
-
-
-def test_levels_of_known_signals() -> None:
-    sine = np.sin(np.arange(48_000) * 2 * np.pi / 48).astype(np.float32)
-    assert peak_dbfs(sine) == pytest.approx(0, abs=1e-3)
-    assert rms_dbfs(sine) == pytest.approx(-3.0103, abs=1e-3)
-    assert rms_dbfs(sine / 10) == pytest.approx(-23.0103, abs=1e-3)
-
-
-def test_levels_of_silence() -> None:
-    for silence in (np.zeros(0, np.float32), np.zeros(9, np.float32)):
-        assert peak_dbfs(silence) == rms_dbfs(silence) == -math.inf
-        assert first_audible_sample(silence) is None
-
-
-def test_first_audible_sample_is_the_first_above_minus_50_dbfs() -> None:
-    pcm = np.array([0, 0.003, -0.0031, -0.0033, 0.5], np.float32)
-    assert first_audible_sample(pcm) == 3
-    assert first_audible_sample(pcm, threshold_dbfs=-60) == 1
 
 
 def slow_mulaw(sample: int) -> int:
