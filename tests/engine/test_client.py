@@ -136,7 +136,7 @@ async def test_a_killed_process_fails_its_requests_once_and_comes_back(folder: P
         os.kill(pid, 0)
 
 
-async def test_a_gateway_that_vanishes_frees_what_it_held_and_others_go_on(engine: EngineClient) -> None:
+async def test_vanished_gateway_frees_its_requests_alone(engine: EngineClient) -> None:
     guest = EngineClient(UnixSocket(socket_of(engine)))
     await guest.start()
     lost = guest.submit(request("lost", 900))
@@ -162,7 +162,7 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: E
     assert end.reason is FinishReason.LENGTH
 
 
-async def test_an_engine_that_talks_nonsense_fails_what_is_under_way_and_is_left(tmp_path: Path) -> None:
+async def test_invalid_engine_messages_fail_pending_requests(tmp_path: Path) -> None:
     hello = encode(HelloMessage(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False)))
     connections: list[asyncio.StreamWriter] = []
 
@@ -235,7 +235,7 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
     assert b"JSONDecodeError" in ended.stderr, "it came as far as reading its settings"
 
 
-async def test_a_process_that_does_not_come_up_says_why_and_leaves_no_folder_behind(tmp_path: Path) -> None:
+async def test_process_that_fails_to_start_reports_and_cleans_up(tmp_path: Path) -> None:
     process = process_of(tmp_path)
     engine = EngineClient(process)
     assert not process.socket.parent.exists(), "nothing is made before the start"

@@ -88,7 +88,7 @@ async def test_bad_recordings_are_refused_and_the_next_one_is_not(engine: Speech
     assert await engine.encode_voice(recording())
 
 
-async def test_live_text_waits_for_what_the_recording_outlasts_and_says_so(engine: SpeechEngine) -> None:
+async def test_live_text_waits_for_the_recording_and_reports_it(engine: SpeechEngine) -> None:
     voice = await engine.encode_voice(recording())
     stream = engine.submit(request(voice, text="", text_closed=False))
     for letter in "a quick brown fox jumps over all those lazy dogs of the house":
@@ -124,7 +124,7 @@ async def test_without_encoders_voices_must_come_encoded(folder: Path) -> None:
         await engine.aclose()
 
 
-async def test_an_engine_process_that_dies_fails_the_recordings_under_way(folder: Path) -> None:
+async def test_dead_engine_process_fails_pending_recordings(folder: Path) -> None:
     engine = create_engine(folder, device="cpu", process=True, kv_memory_mb=8, lazy_graph_capture=True)
     assert isinstance(engine, EngineClient)
     await engine.start()
@@ -176,7 +176,7 @@ def test_chunks_follow_the_schedule_of_the_request(folder: Path, schedule: tuple
     assert [len(chunk.pcm) for chunk in sounds][: len(frames) - 1] == tail[:-1]
 
 
-def test_a_schedule_never_holds_back_what_a_row_at_its_lead_has_made(folder: Path) -> None:
+def test_schedule_delivers_what_a_row_at_its_lead_made(folder: Path) -> None:
     bench = bench_of(folder)
     sampling = SamplingParams(seed=3, min_new_tokens=20)
     spec = dict(text="a quick brown fox", text_closed=True, max_frames=20, sampling=sampling, lead_ms=200)
@@ -187,7 +187,7 @@ def test_a_schedule_never_holds_back_what_a_row_at_its_lead_has_made(folder: Pat
 
 
 @pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
-def test_a_cloned_row_that_lost_its_blocks_says_what_it_would_have_said(folder: Path, layout: TextLayout) -> None:
+def test_cloned_row_that_lost_its_blocks_speaks_the_same(folder: Path, layout: TextLayout) -> None:
     """The recording, too, is computed again after a preemption; its decoder's state is kept."""
     sampling = SamplingParams(seed=11, min_new_tokens=40)
     spec = dict(text="a quick brown fox", text_closed=True, max_frames=40, sampling=sampling, layout=layout)
@@ -203,7 +203,7 @@ def test_a_cloned_row_that_lost_its_blocks_says_what_it_would_have_said(folder: 
         np.testing.assert_allclose(ample, scarce, atol=2e-5)
 
 
-def test_streams_in_one_voice_share_its_prefix_and_its_primed_decoder(folder: Path) -> None:
+def test_streams_of_a_voice_share_prefix_and_primed_decoder(folder: Path) -> None:
     bench = bench_of(folder)
     stage, before = bench.engine.stage, len(bench.engine.prefixes)
     for _ in range(3):
@@ -244,7 +244,7 @@ async def test_recordings_that_wait_when_the_engine_closes_are_told(folder: Path
     assert any(isinstance(one, EngineDead) for one in found)
 
 
-async def test_a_caller_that_leaves_takes_its_recording_out_of_the_line(folder: Path) -> None:
+async def test_recording_of_a_caller_that_left_is_not_encoded(folder: Path) -> None:
     engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, lazy_graph_capture=True)
     await engine.start()
     try:

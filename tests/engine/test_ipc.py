@@ -66,7 +66,7 @@ def test_what_is_sent_is_read(events: list[Emitted]) -> None:
     check_same(over_a_socket(events), events)
 
 
-def test_more_pieces_than_one_call_takes_and_more_bytes_than_the_socket_holds() -> None:
+def test_messages_larger_than_the_socket_arrive_whole() -> None:
     events: list[Emitted] = [
         (n, SpeechChunk("c", n, np.full(700, n, np.float32))) for n in range(1, 2 * MAX_PIECES + 5)
     ]

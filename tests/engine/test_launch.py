@@ -135,9 +135,7 @@ async def test_text_that_comes_while_it_speaks_says_the_same(shape: ChecksumFami
     check_says(shape, await listening, spec)
 
 
-async def test_a_lead_is_kept_by_the_clock_and_the_loop_wakes_by_itself(
-    shape: ChecksumFamily, engine: EngineClient
-) -> None:
+async def test_lead_is_kept_by_the_clock_without_a_command(shape: ChecksumFamily, engine: EngineClient) -> None:
     spec = request(1, lead_ms=0, max_frames=shape.chunk_frames + 5)
     started = asyncio.get_running_loop().time()
     heard = await listen(engine.submit(spec))
@@ -172,7 +170,7 @@ async def test_prefixes_of_known_voices_are_computed_ahead(engine: EngineClient,
 # -- cancel and close --------------------------------------------------------------------------------------------
 
 
-async def test_after_a_cancel_nothing_but_the_end_is_heard_and_everything_is_free(engine: EngineClient) -> None:
+async def test_cancel_is_followed_by_the_end_alone_and_frees_all(engine: EngineClient) -> None:
     streams = [engine.submit(request(number, lead_ms=None)) for number in range(10)]
     events = aiter(streams[3])
     assert isinstance(await anext(events), SpeechChunk)
@@ -192,9 +190,7 @@ async def test_an_ended_stream_is_read_once(engine: EngineClient) -> None:
     assert [event async for event in stream] == []
 
 
-async def test_closing_in_the_middle_of_speech_cancels_and_leaves_no_thread(
-    shape: ChecksumFamily, switch: Switch
-) -> None:
+async def test_close_in_mid_speech_cancels_and_leaves_no_thread(shape: ChecksumFamily, switch: Switch) -> None:
     engine = make(shape, switch)
     await engine.start()
     assert len(engine_threads()) == 1
@@ -240,9 +236,7 @@ async def check_overloaded(stream: EngineStream, message: str) -> None:
     await stream.released()
 
 
-async def test_more_than_the_house_holds_is_refused_with_a_time_to_try_again(
-    shape: ChecksumFamily, switch: Switch
-) -> None:
+async def test_requests_beyond_the_limit_get_a_retry_time(shape: ChecksumFamily, switch: Switch) -> None:
     engine = make(shape, switch, max_running_requests=2, max_queued_requests=3)
     await engine.start()
     try:
@@ -290,7 +284,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("waited in vain")
 
 
-async def test_a_loop_that_dies_in_speech_fails_every_request_once_and_rises_again(
+async def test_loop_that_dies_fails_every_request_once_and_restarts(
     shape: ChecksumFamily, engine: EngineClient, switch: Switch, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = dict(instruct="stop@58", lead_ms=0)  # nobody ends before the loop does
@@ -393,7 +387,7 @@ async def test_a_first_start_that_fails_is_the_callers_to_handle(shape: Checksum
         ("cuda", {"process_nice": 9}, 9),
     ],
 )
-def test_on_a_cpu_the_engine_stands_back_for_the_server_unless_told(
+def test_engine_on_a_cpu_has_lower_priority_than_the_server(
     device: str, settings: dict[str, int], expected: int
 ) -> None:
     engine = launch.create_engine(device=device, process=False, **settings)

@@ -130,7 +130,7 @@ async def test_the_tokenizer_of_another_model_is_told(tiny_folder: Path, tmp_pat
         await local(folder).start()
 
 
-def test_a_setting_that_is_unknown_or_out_of_range_is_refused_before_anything_loads(tmp_path: Path) -> None:
+def test_invalid_setting_is_refused_before_loading(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="unknown engine setting 'max_bacth'"):
         create_engine(tmp_path, max_bacth=3)
     with pytest.raises(InvalidRequest, match="max_batch_size is 0"):

@@ -136,9 +136,7 @@ def test_free_memory_is_given_back_once_in_each_pause(
     assert not given_back.acquire(timeout=0.1), "nothing came, so there was nothing to give back"
 
 
-def test_what_a_step_hands_over_leaves_before_it_ends_and_the_engine_is_closed_behind_the_last(
-    make_engine: Callable[[], Engine], heard: Heard
-) -> None:
+def test_results_leave_before_the_step_ends(make_engine: Callable[[], Engine], heard: Heard) -> None:
     left: list[bool] = []
     closed = threading.Event()
 
@@ -178,7 +176,7 @@ def blocked_by(gate: threading.Event) -> Callable[[ReferenceAudio], ClonedVoice]
     return encode
 
 
-def test_more_recordings_than_may_wait_are_refused_and_room_comes_back() -> None:
+def test_recordings_beyond_the_queue_are_refused() -> None:
     gate = threading.Event()
     thread = VoiceEncodingThread(blocked_by(gate))
     futures = [thread.submit(SAMPLE) for _ in range(MAX_WAITING_SAMPLES)]
@@ -190,7 +188,7 @@ def test_more_recordings_than_may_wait_are_refused_and_room_comes_back() -> None
     thread.close()
 
 
-def test_what_waits_is_dropped_at_the_end_and_what_is_under_way_is_finished() -> None:
+def test_close_drops_waiting_recordings_and_finishes_one() -> None:
     gate = threading.Event()
     thread = VoiceEncodingThread(blocked_by(gate))
     first, second = thread.submit(SAMPLE), thread.submit(SAMPLE)

@@ -42,7 +42,7 @@ def maker(temporary: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
         yield process, path
 
 
-def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(temporary: Path) -> None:
+def test_files_of_killed_processes_are_removed_and_no_others(temporary: Path) -> None:
     with maker(temporary) as (killed, left), maker(temporary) as (_, held):
         killed.kill()
         killed.wait()

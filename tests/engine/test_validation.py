@@ -128,7 +128,7 @@ def test_a_cloned_voice_that_fits_passes(voice: ClonedVoice) -> None:
     check_request(request(voice=voice), CLONING, max_text_chars=100)
 
 
-def test_a_checkpoint_with_speakers_of_its_own_takes_no_cloned_voice_and_no_instruction() -> None:
+def test_checkpoint_with_speakers_refuses_clone_and_instruction() -> None:
     for fields, param in ((dict(voice=cloned()), "voice"), (dict(instruct="Softly."), "instruct")):
         with pytest.raises(InvalidRequest, match=r"does not (clone voices|take instructions)") as caught:
             check_request(request(**fields), INFO, max_text_chars=100)

@@ -12,7 +12,7 @@ from tests.fakes.cosyvoice3_dims import TINY
 from tests.fakes.cosyvoice3_tensors import flow_shapes, hift_shapes, normed_hift_shapes, talker_shapes
 
 
-def test_the_released_sizes_make_as_many_tensors_and_bytes_as_the_released_files_hold() -> None:
+def test_released_sizes_make_the_released_tensors_and_bytes() -> None:
     config = CosyVoice3Config()
     talker, flow, hift = talker_shapes(config.talker), flow_shapes(config.flow), hift_shapes(config.hift)
     normed = [shape for name, shape in normed_hift_shapes(config.hift) if name.endswith("weight")]

@@ -115,7 +115,7 @@ def audio(events: list[SpeechEvent]) -> np.ndarray:
     return np.concatenate([chunk.pcm for chunk in chunks_in(events)])
 
 
-async def test_without_text_it_says_starved_once_and_goes_on_when_more_comes(engine):
+async def test_starved_is_reported_once_and_text_continues(engine):
     stream = engine.submit(request())
     await asyncio.sleep(5)
     stream.push_text("Hello there ")
@@ -243,7 +243,7 @@ async def test_bad_requests_end_with_their_error_and_leave_nothing(engine, field
     assert all_is_free(engine)
 
 
-async def test_text_after_the_close_is_refused_and_after_the_end_ignored(engine):
+async def test_text_after_the_close_is_refused_or_ignored(engine):
     stream = engine.submit(request(text=HELLO, text_closed=True))
     with pytest.raises(InvalidRequest):
         stream.push_text("more")

@@ -40,7 +40,7 @@ def request(**fields: Any) -> SpeechRequest:
 
 
 @pytest.mark.parametrize("shape", [QwenChecksumFamily(), CosyVoiceChecksumFamily()])
-def test_a_forward_in_one_piece_gives_the_checksum_and_order_and_content_matter(shape: ChecksumFamily) -> None:
+def test_checksum_depends_on_order_and_content(shape: ChecksumFamily) -> None:
     model = shape.make_model()
     assert isinstance(model, ChecksumTalker)
     items = [5, 17, 5, 40_000, 3]
@@ -79,7 +79,7 @@ def talk(num_ids: int) -> tuple[list[list[int]], list[str]]:
     return fed, answers
 
 
-def test_text_goes_in_blocks_of_five_and_the_rest_with_the_task_token() -> None:
+def test_text_goes_in_blocks_of_five_and_the_rest_at_the_end() -> None:
     fed, answers = talk(23)
     texts = [[i - TEXT_BASE for i in items if i > TEXT_BASE] for items in fed]
     assert [len(block) for block in texts if block] == [BLOCK_TEXT] * 4 + [3]
@@ -94,7 +94,7 @@ def test_text_goes_in_blocks_of_five_and_the_rest_with_the_task_token() -> None:
     assert set(answers) == {"FrameOutcome", "ControlOutcome", "StopOutcome"}
 
 
-def test_a_block_holds_fifteen_speech_tokens_at_most_and_its_last_is_fed_with_the_next_text() -> None:
+def test_block_holds_at_most_fifteen_speech_tokens() -> None:
     fed, _ = talk(20)
     blocks = [items for items in fed if len(items) > 1][1:]  # after the prefix
     assert {len(items) for items in blocks} >= {BLOCK_TEXT, BLOCK_TEXT + 1}, "a block ends early by FILL, or is full"
@@ -119,7 +119,7 @@ def test_it_parks_between_blocks_until_five_ids_are_there() -> None:
     assert model.next_input(row) == TalkerInputs([TEXT_BASE + i for i in range(1, 6)])
 
 
-def test_the_first_audio_needs_28_tokens_ten_slices_and_leaves_a_tail_behind() -> None:
+def test_first_audio_needs_28_tokens_and_leaves_a_tail() -> None:
     stage = FakeSlicedDecodeStage(1)
     slot = stage.reserve()
     assert slot is not None

@@ -126,7 +126,7 @@ def test_speech_ends_where_the_model_ends_it(size: str, task: str, speaker_of: S
 
 
 @pytest.mark.parametrize(("size", "task"), SIZE_AND_TASK)
-def test_at_least_two_frames_come_however_eager_the_model_is_to_end(
+def test_at_least_two_frames_come_before_an_end(
     size: str, task: str, golden_of: Callable[[str], Golden], tmp_path: Path
 ) -> None:
     golden, case = golden_of(size), named(task)[0]
@@ -175,7 +175,7 @@ def test_a_voice_that_is_encoded_here_speaks_as_the_official_one(
         check_sample(sample, info)
 
 
-def test_the_small_custom_voice_refuses_the_instruction_that_the_official_code_drops(speaker_of: SpeakerOf) -> None:
+def test_small_custom_voice_refuses_an_instruction(speaker_of: SpeakerOf) -> None:
     for size, is_taken in (("0b6", False), ("1b7", True)):
         speaker = speaker_of(size, "custom_voice")
         info = build_engine_info(speaker.model, speaker.family.audio, EngineConfig(), normalize_text=False)

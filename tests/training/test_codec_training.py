@@ -71,7 +71,7 @@ def test_phone_targets_are_the_labels_of_each_frame() -> None:
     assert phone_targets(labels).tolist() == [[[1, 3, 5, 7], [9, 11, 13, 15], [17, 19, 21, 23], [25, 27, 29, 31]]]
 
 
-def test_critics_tell_real_from_made_and_the_decoder_learns_from_them() -> None:
+def test_critics_separate_real_from_made_and_teach_the_decoder() -> None:
     torch.manual_seed(5)
     critics = Discriminators(2)
     real, made = audio_of(2), (audio_of(2) * 0.5).requires_grad_()

@@ -12,7 +12,7 @@ def noise(seed: int, num_samples: int = 24_000) -> torch.Tensor:
     return torch.randn(1, num_samples, generator=torch.Generator().manual_seed(seed)) / 10
 
 
-def test_cepstra_come_every_10_ms_and_only_the_first_hears_loudness() -> None:
+def test_cepstra_come_every_10_ms_and_only_the_first_has_level() -> None:
     audio = noise(1)
     found = cepstra(audio)
     assert found.shape == (1, NUM_CEPSTRA, 100)

@@ -79,7 +79,7 @@ def test_rate_warms_up_and_sinks() -> None:
     assert warm_cosine(1.0, 10_000, 100) == pytest.approx(0.02)
 
 
-def test_average_follows_quickly_at_first_and_never_shares_storage() -> None:
+def test_average_follows_quickly_and_shares_no_storage() -> None:
     module = torch.nn.Linear(2, 2)
     average = Average(module, 0.999)
     with torch.no_grad():

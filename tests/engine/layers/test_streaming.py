@@ -97,7 +97,7 @@ def test_an_upsampling_block_is_made_of_this_input_and_the_last(kernel: int, str
             torch.testing.assert_close(found[0, :, i * stride + s], expected, atol=TOLERANCE, rtol=0)
 
 
-def test_a_kernel_that_is_neither_the_stride_nor_twice_that_is_refused() -> None:
+def test_kernel_of_neither_one_nor_two_strides_is_refused() -> None:
     with pytest.raises(ValueError, match="kernel is 5"):
         CausalConvTranspose1d(1, 1, 5, 2)
 

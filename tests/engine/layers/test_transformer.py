@@ -110,7 +110,7 @@ def test_attention_shares_key_value_heads_in_groups() -> None:
     torch.testing.assert_close(attention(q, k, v, is_causal=True), wide, atol=TOLERANCE, rtol=0)
 
 
-def test_rope_is_the_same_for_a_position_wherever_it_stands_in_the_call() -> None:
+def test_rope_depends_on_the_position_alone() -> None:
     rope, x = Rope(8, 1e6), torch.randn(1, 6, 2, 8)
     positions = torch.tensor([[4000, 4001, 7, 8, 100, 0]])
     whole = apply_rope(x, *rope(positions, torch.float32))

@@ -56,7 +56,7 @@ rows = st.lists(st.integers(1, 20), min_size=1, max_size=5)
 
 @given(rows, st.sampled_from([1, 2, 5, 16]), st.randoms(use_true_random=False), st.integers(1, 7))
 @settings(max_examples=40)
-def test_rows_over_random_blocks_prefilled_in_chunks_and_stepped_together_equal_dense_attention(
+def test_rows_over_random_blocks_equal_dense_attention(
     stack: Transformer, lengths: list[int], block_size: int, chance: random.Random, chunk: int
 ) -> None:
     needs = [-(-(length + 3) // block_size) for length in lengths]
@@ -87,7 +87,7 @@ def test_steps_write_to_their_own_blocks_alone(stack: Transformer) -> None:
     assert written == [2, 5]
 
 
-def test_what_a_broken_row_left_behind_reaches_nobody_once_its_blocks_are_cleared(stack: Transformer) -> None:
+def test_cleared_blocks_of_a_broken_row_reach_no_other(stack: Transformer) -> None:
     kv, x = new_kv(3, 8), torch.randn(5, 32)
     kv.data[:, :, 2] = torch.nan
     assert run(stack, kv, x[None], [[2]], [0]).isnan().any(), "a check that has been seen to fail"

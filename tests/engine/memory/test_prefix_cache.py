@@ -14,7 +14,7 @@ def kv() -> PagedKV:
     return kv
 
 
-def test_a_prefix_comes_back_as_it_was_whatever_has_become_of_its_blocks(kv: PagedKV) -> None:
+def test_prefix_is_restored_whatever_became_of_its_blocks(kv: PagedKV) -> None:
     prefixes = PrefixCache(kv, 4, 1_000)
     before = kv.read([3, 1], 6)
     prefixes.store("ada", [3, 1], 6)
@@ -62,7 +62,7 @@ def test_prefixes_are_bounded_in_all_by_their_positions(kv: PagedKV) -> None:
     assert [prefixes.num_positions(key) for key in ("b", "c", "too long")] == [4, 4, 0]
 
 
-def test_prefixes_hold_so_many_positions_in_all_and_one_that_is_longer_is_not_kept(kv: PagedKV) -> None:
+def test_prefixes_are_limited_by_their_total_positions(kv: PagedKV) -> None:
     prefixes = PrefixCache(kv, 9, max_positions=8)
     prefixes.store("ada", [1], 4)
     prefixes.store("bo", [2], 3)

@@ -37,7 +37,7 @@ def test_arrays_share_an_arena_and_do_not_touch() -> None:
     assert all(values.data_ptr() % 16 == 0 for values in buffers.device.values())
 
 
-def test_tables_follow_a_row_that_grows_loses_its_blocks_or_is_another() -> None:
+def test_tables_follow_a_row_that_changes() -> None:
     tables = BlockTables(2, 6)
     table = [4, 5]
     tables.update(1, table)

@@ -53,7 +53,7 @@ def test_a_thread_that_decodes_says_what_the_plain_engine_says(any_folder: Path,
     check_same(*benches)
 
 
-def test_slots_that_are_lent_again_hear_nothing_of_their_last_holder(tiny_folder: Path, make_apart: MakeApart) -> None:
+def test_reused_slots_keep_nothing_of_their_last_holder(tiny_folder: Path, make_apart: MakeApart) -> None:
     apart, together = (
         make_apart(tiny_folder, max_running_requests=5),
         make_bench(tiny_folder, False, max_running_requests=5),
@@ -81,7 +81,7 @@ def test_cloned_voices_are_heard_there_too(tmp_path: Path, make_apart: MakeApart
     check_same(*benches)
 
 
-def test_what_a_thread_could_not_do_is_raised_where_it_is_waited_for(tiny_folder: Path, make_apart: MakeApart) -> None:
+def test_error_of_a_thread_is_raised_where_it_is_awaited(tiny_folder: Path, make_apart: MakeApart) -> None:
     bench = make_apart(tiny_folder)
 
     def fail(*_: object) -> None:

@@ -33,7 +33,7 @@ def test_a_folder_is_itself_whatever_its_name(tmp_path: Path, monkeypatch: pytes
     ("model", "repo", "revision"),
     [("owner/a-model.1", "owner/a-model.1", None), ("owner/model@v1.0", "owner/model", "v1.0")],
 )
-def test_a_hub_name_is_fetched_with_its_revision_and_nothing_but_model_files(
+def test_hub_name_fetches_its_revision_and_only_model_files(
     model: str, repo: str, revision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
@@ -59,7 +59,7 @@ async def test_a_fetched_model_speaks(tmp_path: Path, monkeypatch: pytest.Monkey
     await engine.aclose()
 
 
-def test_out_of_reach_of_the_hub_both_readings_of_the_name_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_error_names_both_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match=r"no-such-owner/no-such-model is no folder here, and the hub did not"):
         resolve_folder(Path("no-such-owner/no-such-model"))

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process as Linux tells it")
-def test_memory_after_loading_is_at_most_fifteen_percent_above_the_weights(tmp_path: Path) -> None:
+def test_memory_after_loading_is_at_most_15_percent_above(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, LARGE, task="base")
     command = [sys.executable, "-m", "benchmarks.load_memory", "--model", str(folder), "--device", "cpu"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
