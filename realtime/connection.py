@@ -13,7 +13,7 @@ from realtime.errors import CloseCode, RequestRefused, rule_for
 from realtime.protocol import model
 from realtime.server import SpeechServer
 from realtime.transports.transport import MessageReader, MessageTransport, ResponseAborted, check_size
-from sessions.clock import WakeEvent, now_s
+from sessions.clock import WakeEvent, is_due, now_s
 
 log = logging.getLogger("voicewire.connection")
 
@@ -54,8 +54,8 @@ class Connection(ABC):
         # Whether the server may close it: neither before its start nor while it closes.
         self._is_running = False
         self._close_reason: CloseReason | None = None
-        # Whether the reader has ended.
-        self._is_read = False
+        # Whether the reader and the writer have ended.
+        self._is_read = self._is_written = False
         # Close code of the WebSocket, by either side.
         self._closed_with: int | None = None
         # To be written, in order.
@@ -122,9 +122,9 @@ class Connection(ABC):
     async def _read(self) -> None:
         reader = MessageReader(self._link)
         while (message := await reader.receive()) is not None:
-            while len(self._messages) >= MAX_PENDING_MESSAGES:
+            while len(self._messages) >= MAX_PENDING_MESSAGES and not self._is_written:
                 await self._has_room.wait()
-            if self._close_reason is None:
+            if self._close_reason is None and not self._is_written:
                 await self._receive(message)
 
     def _check_size(self, message: model.Message) -> None:
@@ -152,6 +152,7 @@ class Connection(ABC):
                     await asyncio.sleep(0)
             else:
                 await self._to_write.wait(until_s=self._next_write_s(now_s()))
+        self._is_written = True
         self._messages.clear()
         self._has_room.set()
 
@@ -166,7 +167,7 @@ class Connection(ABC):
         return self._close_reason.deadline_s if due_s is None else min(due_s, self._close_reason.deadline_s)
 
     def _may_close(self, reason: CloseReason) -> bool:
-        return self._is_idle or reason.abort is not None or now_s() >= reason.deadline_s
+        return self._is_idle or reason.abort is not None or is_due(reason.deadline_s, now_s())
 
     # The end
 

@@ -26,7 +26,7 @@ from realtime.protocol.dialects.registry import NATIVE_ROUTE
 from realtime.protocol.native import SUBPROTOCOL, serialize
 from realtime.transports.transport import MessageTransport, WebSocketTransport
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live_server import QUICK, LiveServer, close_code, hear, live_server, next_of, speak, until
+from tests.realtime.live_server import QUICK, WAIT_S, LiveServer, close_code, hear, live_server, next_of, speak, until
 
 TEXT = "Hello there, this is a reply that goes on for a while."
 LONG = " ".join([TEXT] * 10)
@@ -335,6 +335,7 @@ class FloodedLink(MessageTransport):
     def __init__(self, num_messages: int, is_read: bool = True) -> None:
         self.num_left = num_messages
         self.turn = 0
+        self.is_closed = False
         self.read_in: Counter[int] = Counter()
         self.unblocked = asyncio.Event()
         if is_read:
@@ -347,7 +348,7 @@ class FloodedLink(MessageTransport):
 
     async def writable(self) -> bool:
         await self.unblocked.wait()
-        return self.num_left > 0
+        return self.num_left > 0 and not self.is_closed
 
     async def write(self, message: str | bytes) -> None:
         pass
@@ -390,3 +391,15 @@ async def test_a_client_that_reads_no_answers_is_not_read() -> None:
         await run
         await connection.aclose()
         assert link.num_left <= 0
+
+
+async def test_a_client_that_sent_much_and_is_gone_is_let_go() -> None:
+    async with live_server(limits__max_errors_per_connection=1_000_000) as live:
+        link, connection = FloodedLink(1_000, is_read=False), native_connection(live)
+        run = asyncio.create_task(connection.run(link))
+        await until(lambda: link.read_in.total() > MAX_PENDING_MESSAGES / 2)
+        link.is_closed = True
+        link.unblocked.set()
+        async with asyncio.timeout(WAIT_S):
+            await run
+        await connection.aclose()
