@@ -167,128 +167,25 @@ def text_config(config: CosyTalkerConfig) -> dict[str, Any]:
 
 
 def settings_text(config: CosyVoice3Config) -> str:
-    """cosyvoice3.yaml in the released shape, object-making tags included; nobody may follow those."""
+    """cosyvoice3.yaml in the released shape, object-making tags included; those must not be followed."""
     stack, flow, hift = config.talker.transformer, config.flow, config.hift
-    dit, ras = flow.dit, config.talker.ras
-    return f"""\
-__set_seed1: !apply:random.seed [1986]
-__set_seed3: !apply:torch.manual_seed [1986]
-
-# fixed params
-sample_rate: {config.sample_rate}
-llm_input_size: {stack.hidden_size}
-llm_output_size: {stack.hidden_size}
-spk_embed_dim: {flow.spk_embed_size}
-qwen_pretrain_path: ''
-token_frame_rate: {config.token_rate}
-token_mel_ratio: {flow.token_mel_ratio}
-chunk_size: {dit.block_frames // flow.token_mel_ratio} # in token
-num_decoding_left_chunks: -1
-
-llm: !new:cosyvoice.llm.llm.CosyVoice3LM
-    llm_input_size: !ref <llm_input_size>
-    llm_output_size: !ref <llm_output_size>
-    speech_token_size: {config.talker.speech_ids.num_codes}
-    length_normalized_loss: True
-    lsm_weight: 0
-    mix_ratio: {[config.talker.block_text, config.talker.block_speech]}
-    llm: !new:cosyvoice.llm.llm.Qwen2Encoder
-        pretrain_path: !ref <qwen_pretrain_path>
-    sampling: !name:cosyvoice.utils.common.ras_sampling
-        top_p: {ras.top_p}
-        top_k: {ras.top_k}
-        win_size: {ras.window}
-        tau_r: {ras.tau}
-
-flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT
-    input_size: {flow.input_size}
-    output_size: {dit.mel_bins}
-    spk_embed_dim: !ref <spk_embed_dim>
-    output_type: 'mel'
-    vocab_size: {flow.vocab_size}
-    input_frame_rate: !ref <token_frame_rate>
-    only_mask_loss: True
-    token_mel_ratio: !ref <token_mel_ratio>
-    pre_lookahead_len: {flow.pre_lookahead_tokens}
-    pre_lookahead_layer: !new:cosyvoice.transformer.upsample_encoder.PreLookaheadLayer
-        in_channels: {flow.input_size}
-        channels: {flow.pre_lookahead_hidden}
-        pre_lookahead_len: {flow.pre_lookahead_tokens}
-    decoder: !new:cosyvoice.flow.flow_matching.CausalConditionalCFM
-        in_channels: 240
-        n_spks: 1
-        spk_emb_dim: 80
-        cfm_params: !new:omegaconf.DictConfig
-            content:
-                sigma_min: 1e-06
-                solver: 'euler'
-                t_scheduler: 'cosine'
-                training_cfg_rate: 0.2
-                inference_cfg_rate: {flow.cfg_rate}
-                reg_loss_type: 'l1'
-        estimator: !new:cosyvoice.flow.DiT.dit.DiT
-            dim: {dit.dim}
-            depth: {dit.depth}
-            heads: {dit.heads}
-            dim_head: {dit.head_dim}
-            ff_mult: {dit.ff_mult}
-            mel_dim: {dit.mel_bins}
-            mu_dim: {dit.mel_bins}
-            spk_dim: {dit.mel_bins}
-            out_channels: {dit.mel_bins}
-            static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
-            num_decoding_left_chunks: !ref <num_decoding_left_chunks>
-
-hift: !new:cosyvoice.hifigan.generator.CausalHiFTGenerator
-    in_channels: {hift.mel_bins}
-    base_channels: {hift.base_channels}
-    nb_harmonics: {hift.num_harmonics}
-    sampling_rate: !ref <sample_rate>
-    nsf_alpha: {hift.nsf_alpha}
-    nsf_sigma: {hift.nsf_sigma}
-    nsf_voiced_threshold: {hift.voiced_threshold_hz}
-    upsample_rates: {list(hift.upsample_rates)}
-    upsample_kernel_sizes: {list(hift.upsample_kernels)}
-    istft_params:
-        n_fft: {hift.istft_n_fft}
-        hop_len: {hift.istft_hop}
-    resblock_kernel_sizes: {list(hift.resblock_kernels)}
-    resblock_dilation_sizes: {[list(row) for row in hift.resblock_dilations]}
-    source_resblock_kernel_sizes: {list(hift.source_resblock_kernels)}
-    source_resblock_dilation_sizes: {[list(row) for row in hift.source_resblock_dilations]}
-    lrelu_slope: {hift.lrelu_slope}
-    audio_limit: {hift.audio_limit}
-    conv_pre_look_right: {hift.look_right_frames}
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.CausalConvRNNF0Predictor
-        num_class: 1
-        in_channels: {hift.mel_bins}
-        cond_channels: {hift.f0_channels}
-
-# training
-mel_spec_transform1: !name:matcha.utils.audio.mel_spectrogram
-    n_fft: 1920
-    num_mels: 80
-    sampling_rate: !ref <sample_rate>
-    hop_size: 480
-    win_size: 1920
-    fmin: 0
-    fmax: null
-    center: False
-hifigan: !new:cosyvoice.hifigan.hifigan.HiFiGan
-    generator: !ref <hift>
-    mel_spec_transform: [
-        !ref <mel_spec_transform1>
-    ]
-get_tokenizer: !name:cosyvoice.tokenizer.tokenizer.get_qwen_tokenizer
-    token_path: !ref <qwen_pretrain_path>
-    skip_special_tokens: True
-    version: cosyvoice3
-allowed_special: 'all'
-data_pipeline: [
-    !ref <get_tokenizer>,
-]
-train_conf:
-    optim: adam
-    optim_conf:
-        lr: 1e-5
-"""
+    return (
+        (Path(__file__).parent / "cosyvoice3.yaml")
+        .read_text()
+        .format(
+            config=config,
+            stack=stack,
+            flow=flow,
+            hift=hift,
+            dit=flow.dit,
+            ras=config.talker.ras,
+            block_tokens=flow.dit.block_frames // flow.token_mel_ratio,
+            mix_ratio=[config.talker.block_text, config.talker.block_speech],
+            upsample_rates=list(hift.upsample_rates),
+            upsample_kernels=list(hift.upsample_kernels),
+            resblock_kernels=list(hift.resblock_kernels),
+            resblock_dilations=[list(row) for row in hift.resblock_dilations],
+            source_kernels=list(hift.source_resblock_kernels),
+            source_dilations=[list(row) for row in hift.source_resblock_dilations],
+        )
+    )

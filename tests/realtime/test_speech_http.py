@@ -13,7 +13,6 @@ import pytest
 
 from engine.api import FinishReason
 from realtime.transports.speech_routes import VOICE_WARNING
-from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import QUICK, LiveServer, live_server, until
 
@@ -82,55 +81,6 @@ async def test_pcm_is_the_wav_without_its_header(live: LiveServer) -> None:
     assert content == wav[44:]
 
 
-async def test_ogg_opus_ends_at_last_sample(live: LiveServer) -> None:
-    _, headers, content = await post(live, response_format="opus")
-    assert headers["content-type"] == "audio/ogg"
-    packets, end = read_ogg(content)
-    assert packets[0].startswith(b"OpusHead")
-    pre_skip, rate = struct.unpack_from("<HI", packets[0], 10)
-    assert (pre_skip, rate) == (312, 24_000)
-    decoder = OpusDecoder(48_000, pre_skip)
-    decoded = sum(decoder.decode(packet).size for packet in packets[2:])
-    _, _, pcm = await post(live, response_format="pcm")
-    assert end - pre_skip == len(pcm)  # two bytes for each of 24,000 samples a second
-    assert 0 <= decoded - (end - pre_skip) < 960
-
-
-def read_ogg(data: bytes) -> tuple[list[bytes], int]:
-    """All packets, and the position of the last page."""
-    packets, position = [], 0
-    while data:
-        assert data[:4] == b"OggS"
-        position = struct.unpack_from("<q", data, 6)[0]
-        lacing = data[27 : 27 + data[26]]
-        data = data[27 + data[26] :]
-        size = 0
-        for length in lacing:
-            size += length
-            if length < 255:
-                packets.append(data[:size])
-                data, size = data[size:], 0
-    return packets, position
-
-
-async def test_audio_is_sent_while_it_is_spoken(live: LiveServer) -> None:
-    live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.3)
-    async with live.http() as http, http.stream("POST", "/v1/audio/speech", json={"input": TEXT}) as answer:
-        assert answer.status_code == 200
-        pieces = answer.aiter_raw()
-        await anext(pieces)
-        assert live.speech.num_active_responses == 1
-        async for _ in pieces:
-            pass
-
-
-async def test_client_disconnect_frees_its_work(live: LiveServer) -> None:
-    live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
-    async with live.http() as http, http.stream("POST", "/v1/audio/speech", json={"input": TEXT * 10}) as answer:
-        await anext(answer.aiter_raw())
-    await until(lambda: live.speech.num_active_responses == 0)
-
-
 async def test_unknown_voice_becomes_default_with_warning(live: LiveServer) -> None:
     for voice in ("alloy", {"id": "voice_1234"}):
         status, headers, _ = await post(live, voice=voice)
@@ -159,25 +109,6 @@ async def batch(live: LiveServer, **body: object) -> dict[str, Any]:
     async with live.http() as http:
         answer: dict[str, Any] = (await http.post("/v1/audio/speech/batch", json=body)).json()
     return answer
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "code", "param"),
-    [
-        ({"input": ""}, 400, "invalid_request", "input"),
-        ({"input": " \n"}, 400, "invalid_request", "input"),
-        ({"input": "a" * 4_097}, 413, "request_too_long", "input"),
-        ({"input": 5}, 400, "invalid_event", "input"),
-        ({"response_format": "m4b"}, 400, "unsupported_format", "response_format"),
-        ({"stream_format": "websocket"}, 400, "unsupported_format", "stream_format"),
-        ({"speed": 5}, 400, "invalid_request", "speed"),
-        ({"instructions": "x" * 1_500}, 400, "limit_exceeded", "instructions"),
-    ],
-)
-async def test_what_cannot_be_spoken_is_refused_by_name(
-    live: LiveServer, body: dict[str, object], status: int, code: str, param: str
-) -> None:
-    assert await error_of(live, **body) == (status, code, param)
 
 
 async def test_a_body_that_is_not_json(live: LiveServer) -> None:

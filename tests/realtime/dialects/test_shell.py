@@ -180,40 +180,10 @@ async def test_contexts_speak_in_turn_or_at_once(path: str, in_order: bool) -> N
         await live.freed()
 
 
-async def test_a_cancel_ends_what_waits_and_what_speaks(live: LiveServer) -> None:
-    async with dial(live, "/tiny") as socket:
-        await socket.send(TEXT * 40)
-        await heard_first_audio(socket)
-        await socket.send("stop")
-        assert (await heard(socket, "done"))[1] == ["done 0 cancelled"]
-
-
 async def heard_first_audio(socket: ClientConnection) -> None:
     async with asyncio.timeout(WAIT_S):
         while not isinstance(await socket.recv(), bytes):
             pass
-
-
-async def test_an_end_without_text_is_an_end(live: LiveServer) -> None:
-    async with dial(live, "/tiny") as socket:
-        await socket.send(" ")
-        await socket.send("")
-        assert (await heard(socket, "done"))[1] == ["done 0 completed"]
-
-
-@pytest.mark.parametrize("when", ["connected", "open", "speaking", "ended"])
-async def test_a_socket_dropped_in_any_state_leaves_nothing(live: LiveServer, when: str) -> None:
-    socket = await dial(live, "/tiny")
-    if when != "connected":
-        await socket.send(TEXT * 40 if when == "speaking" else TEXT)
-    if when == "speaking":
-        await heard_first_audio(socket)
-    if when == "ended":
-        await socket.send("")
-        await heard(socket, "done")
-    socket.transport.abort()
-    await live.freed()
-    await socket.wait_closed()
 
 
 async def test_unknown_voice_falls_back_to_default_with_warning(live: LiveServer) -> None:

@@ -53,8 +53,9 @@ async def post(live: LiveServer, **body: object) -> tuple[int, dict[str, str], b
 
 async def refusal(live: LiveServer, **body: object) -> dict:
     status, _, content = await post(live, **body)
-    assert 400 <= status < 500
-    return json.loads(content)["error"]
+    error = json.loads(content)["error"]
+    assert status == (413 if error["code"] == "request_too_long" else 400)
+    return error
 
 
 def samples(content: bytes, name: str) -> np.ndarray:
@@ -197,6 +198,14 @@ async def test_parameters_reach_the_engine(live: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("body", "code", "param", "words"),
     [
+        ({"input": ""}, "invalid_request", "input", "empty"),
+        ({"input": " \n"}, "invalid_request", "input", "empty"),
+        ({"input": "a" * 4_097}, "request_too_long", "input", "4096"),
+        ({"input": 5}, "invalid_event", "input", "str"),
+        ({"response_format": "m4b"}, "unsupported_format", "response_format", "mp3"),
+        ({"stream_format": "websocket"}, "unsupported_format", "stream_format", "sse"),
+        ({"speed": 5}, "invalid_request", "speed", "is 5"),
+        ({"instructions": "x" * 1_500}, "limit_exceeded", "instructions", "1000"),
         ({"sample_rate": 7_999}, "unsupported_format", "sample_rate", "8000, 11025"),
         ({"sample_rate": 22_050, "response_format": "opus"}, "unsupported_format", "sample_rate", "8000, 12000"),
         ({"bitrate": 400_000, "response_format": "mp3"}, "unsupported_format", "bitrate", "8000 and 160000"),
