@@ -1,6 +1,6 @@
 """Train the source-filter codec: noise on the latent first, then codebooks; each step replays as a CUDA graph.
 
-    python -m training.graphed_codec OUT --speech FOLDER --minutes 6
+    python -m training.graphed_codec OUT --speech FOLDER --minutes 9
 
 ``FOLDER`` is what ``python -m training.synthesis --rate-hz 24000 --voices slt-hts,rms`` fills meanwhile. Every
 90 s, OUT gets weights in fp16 and copies of held-out sentences; their scores are printed. The losses
@@ -40,9 +40,9 @@ from training.speech import Speech, wait_for_speech
 # Steps between two waits for the GPU: replays are queued far ahead of it otherwise.
 SYNC_STEPS = 20
 # Of the time, before there are codebooks.
-AUTOENCODE_SHARE = 0.15
+AUTOENCODE_SHARE = 0.1
 # Of the pitch's error in octaves.
-PITCH_WEIGHT = 30.0
+PITCH_WEIGHT = 50.0
 Report = dict[str, Tensor]
 Sentences = dict[str, npt.NDArray[np.int16]]
 
@@ -271,7 +271,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Train the source-filter codec.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--speech", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--books", type=int, help="number of codebooks")
     parser.add_argument("--resume", type=Path, help="folder with weights: goes on with codebooks")
     parser.add_argument("--toy", action="store_true")

@@ -94,7 +94,7 @@ class CodecTraining:
     # Kept free at the end.
     closing_s: float = 25.0
     # Of the source-filter codec: its length, and of how many held-out sentences one is copied.
-    graphed_s: float = 330.0
+    graphed_s: float = 540.0
     every_sentence: int = 20
 
 
@@ -170,6 +170,8 @@ FULL_BAND = Settings(
     codec=replace(CodecTraining(), batch=64, crop_frames=16, learning_rate=1e-3),
     teachers=("slt-hts", "rms"),
     source_rate=SAMPLE_RATE,
+    # Odd: with an even number, each worker speaks one voice alone, and festival's falls behind.
+    synthesis_workers=13,
 )
 
 TOY = Settings(
