@@ -268,8 +268,8 @@ class Call:
                 settings=self._settings, text=whole or "", text_closed=whole is not None
             )
         except SpeechError as error:
-            self._end_turn()
             self._emit_failed(reply, error.info, HeardText("", reply.waiting_text, 0.0))
+            self._end_turn()
         else:
             response.attach(self._wake)
             reply.begin(response, self.line.position)
@@ -300,8 +300,8 @@ class Call:
             self._unplayed.append(reply)
             self.line.put_mark(lambda confirmed: self._played(reply, confirmed))
         else:
-            self._end_turn()
             self._emit_failed(reply, done.error or TextInputClosed("the reply was ended").info, done.heard)
+            self._end_turn()
 
     def _end_turn(self) -> None:
         self._speaking = None

@@ -317,6 +317,18 @@ async def test_a_reply_that_fails_leaves_the_call_alive() -> None:
         assert (await call.event(model.CallReplyPlayed)).reply_id == "s"
 
 
+@pytest.mark.parametrize(("text", "code"), [(TEXT, "engine_error"), ("", "text_timeout")])
+async def test_a_last_reply_that_fails_is_reported_before_the_hang_up(text: str, code: str) -> None:
+    script = FakeScript(ms_per_char=50.0, real_time_factor=0.1, fail_at_frame=8)
+    async with phone(script, limits__text_timeout_s=3.0) as call:
+        await connect(call)
+        await call.command(model.SayCommand(text=text, reply_id="r", end=bool(text)))
+        await call.command(model.HangUpCommand(after_speech=True))
+        assert (await call.event(model.CallEnded)).reason == "agent"
+        [failed] = [event for event in call.heard if isinstance(event, model.CallReplyFailed)]
+        assert (failed.reply_id, failed.error.code) == ("r", code)
+
+
 async def test_a_line_that_takes_nothing_does_not_keep_a_call_alive() -> None:
     async with phone() as call:
         await connect(call)
