@@ -143,26 +143,17 @@ def delays_s(rng: random.Random, tokens_per_s: float) -> list[float]:
     return delays[:NUM_TOKENS]
 
 
-@pytest.mark.parametrize("tokens_per_s", [8, 10, 15, 20, 50, 200])
-async def test_steady_text_is_one_segment(
-    registry: SessionRegistry, engine: RecordingEngine, tokens_per_s: float
-) -> None:
-    assert await count_cut_replies(registry, engine, tokens_per_s, 15) == 0
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("tokens_per_s", [15, 20, 50, 100])
-async def test_thousands_of_steady_replies_are_not_cut(
-    registry: SessionRegistry, engine: RecordingEngine, tokens_per_s: float
-) -> None:
-    assert await count_cut_replies(registry, engine, tokens_per_s, 2_500) == 0
-
-
-async def count_cut_replies(
+@pytest.mark.parametrize(
+    ("tokens_per_s", "num_replies"),
+    [
+        *((tokens_per_s, 15) for tokens_per_s in (8, 10, 15, 20, 50, 200)),
+        *(pytest.param(tokens_per_s, 2_500, marks=pytest.mark.slow) for tokens_per_s in (15, 20, 50, 100)),
+    ],
+)
+async def test_steady_text_is_one_segment(
     registry: SessionRegistry, engine: RecordingEngine, tokens_per_s: float, num_replies: int
-) -> int:
-    """Replies that came out as more than one segment."""
+) -> None:
     rng = random.Random(tokens_per_s)
     num_cut = 0
     for _ in range(num_replies):
@@ -176,7 +167,7 @@ async def count_cut_replies(
         response.end_input()
         await task
         num_cut += len(engine.texts) > 1
-    return num_cut
+    assert num_cut == 0
 
 
 @pytest.mark.parametrize(("tokens_per_s", "clump"), [(8, 6), (8, 7), (10, 6), (15, 8)])
