@@ -77,7 +77,9 @@ class RoundDecoding:
             host.hand_over()
             host.read_commands()
             is_urgent = num_rows > 0 and scheduler.paced_slack_s(host.clock()) <= 0.0
-            if is_urgent or scheduler.waiting.num_paced or not (due := self.due_burst_frames()):
+            newcomer = scheduler.next_admitted()
+            is_paced_next = newcomer is not None and not newcomer.is_burst
+            if is_urgent or is_paced_next or not (due := self.due_burst_frames()):
                 break
             chosen = first_slots(due, MIN_ROUND_FRAMES)
             num_frames -= sum(due[slot] for slot in chosen)

@@ -287,3 +287,20 @@ def test_shares_of_a_new_group_begin_where_the_others_are() -> None:
         shares.record([first])
         taken[first.spec.group] += 1
     assert taken == {"a": 10, "b": 10, "c": 10}
+
+
+def test_burst_row_without_blocks_is_decoded_while_a_paced_request_waits(tiny_folder: Path) -> None:
+    """No slot is free for the one that waits, and the other is at its lead: steps get somewhere, or there are none."""
+    config = EngineConfig(
+        num_blocks=80, block_size=1, watermark_blocks=0, max_running_requests=2, max_frames=40, min_frame_cap=20,
+        lazy_graph_capture=True, max_cached_prefixes=0,
+    )  # fmt: skip
+    bench = EngineHarness(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False).make_engine())
+    sampling = SamplingParams(seed=1, min_new_tokens=20)
+    bench.submit(text=TEXT, text_closed=True, max_frames=20, sampling=sampling)
+    bench.step()
+    for _ in range(2):
+        bench.submit(text=TEXT, text_closed=True, lead_ms=2_000, max_frames=40, sampling=sampling)
+    bench.run()
+    bench.check_idle()
+    assert bench.engine.times.num_steps < 1_000
