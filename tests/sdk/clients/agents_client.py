@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, Warnings, is_enough, keep_cut, played
+from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, Warnings, is_enough, keep_cut, played
 
 RATE = 24_000
 

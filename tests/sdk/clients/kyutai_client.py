@@ -13,7 +13,7 @@ import sys
 import msgpack
 import numpy as np
 import websockets
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
+from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 RATE = 24_000
 

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 
-from turns import KEY, TURNS, Warnings, decoded, played
+from client_turns import KEY, TURNS, Warnings, decoded, played
 
 # Before the import: otherwise litellm fetches a price list.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"

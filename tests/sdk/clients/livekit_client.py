@@ -22,7 +22,7 @@ from livekit.agents import Agent, AgentSession, APIError, llm, tts, utils
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT, FlushSentinel
 from livekit.agents.voice import io
 from livekit.plugins import cartesia, deepgram, elevenlabs, inworld, openai, rime
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
+from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 

@@ -13,7 +13,7 @@ import json
 import sys
 
 import aiohttp
-from turns import KEY, TURN_TIMEOUT_S, TURNS, decoded, played
+from client_turns import KEY, TURN_TIMEOUT_S, TURNS, decoded, played
 
 USER = {
     "X-OpenWebUI-User-Name": "Zoe%20M%C3%BCller",

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from openai import AsyncOpenAI
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
+from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 RATE = 24_000
 SESSION = {"type": "realtime", "output_modalities": ["audio"], "audio": {"output": {"voice": "marin"}}}

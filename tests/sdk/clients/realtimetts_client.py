@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 
-from turns import KEY, TURNS, Warnings, played
+from client_turns import KEY, TURNS, Warnings, played
 
 # What the server sends. The engine states 22,050 Hz, which is not what OpenAI's PCM has either.
 RATE = 24_000

@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
-from turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, decoded, is_enough, keep_cut, played
+from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, decoded, is_enough, keep_cut, played
 
 RATE = 24_000
 

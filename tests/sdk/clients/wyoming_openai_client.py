@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from turns import KEY, TURN_TIMEOUT_S, TURNS, played
+from client_turns import KEY, TURN_TIMEOUT_S, TURNS, played
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.info import Describe, Info
