@@ -22,7 +22,7 @@ from realtime.speech_api.options import Delivery
 from realtime.speech_api.request_body import SpeechRequestBody, parse_body
 from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_response, usage, usage_headers
 from realtime.transports.http_routes import server_of
-from realtime.transports.transport import ClientLeft, cancel_on_disconnect, client_disconnected
+from realtime.transports.transport import ClientLeft, ResponseAborted, cancel_on_disconnect, client_disconnected
 from sessions.audio.formats.registry import stream_encoder
 from sessions.audio.wav import finalize_file
 from sessions.errors import LimitExceeded
@@ -58,10 +58,6 @@ class SpeechFileResponse(StreamingResponse):
                 await cancel_on_disconnect(Request(scope, receive), self.stream_response(send))
         finally:
             self._session.detach()
-
-
-class SpeechAborted(Exception):
-    """Speech broke off after the answer had begun; the connection is cut, so that the client can tell."""
 
 
 async def speech(request: Request) -> Response:
@@ -216,7 +212,7 @@ def _too_big(max_message_bytes: int, room: int, caller: Principal) -> RequestRef
 
 async def _stream(response: SpokenResponse) -> AsyncIterator[bytes]:
     """The first piece comes with the first audio. Raises ``RequestRefused`` before it and
-    ``SpeechAborted`` after it.
+    ``ResponseAborted`` after it.
     """
     begun = False
     async for event in response:
@@ -226,7 +222,7 @@ async def _stream(response: SpokenResponse) -> AsyncIterator[bytes]:
                 begun = True
             case ResponseFinished():
                 if begun and event.status is not ResponseStatus.COMPLETED:
-                    raise SpeechAborted(_error_of(event).code)
+                    raise ResponseAborted(_error_of(event).code)
                 _require_success(event)
                 yield b"" if begun else stream_encoder(response.format).finish()
 
