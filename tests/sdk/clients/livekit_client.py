@@ -17,12 +17,12 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 from livekit import rtc
 from livekit.agents import Agent, AgentSession, APIError, llm, tts, utils
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT, FlushSentinel
 from livekit.agents.voice import io
 from livekit.plugins import cartesia, deepgram, elevenlabs, inworld, openai, rime
-from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 

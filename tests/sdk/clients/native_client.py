@@ -14,8 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
-from native import Sound, Turn, Voicewire, VoicewireError
 from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, played
+from native import Sound, Turn, Voicewire, VoicewireError
 
 # Of a session, as the server's settings have it.
 MOST_TURNS = 8

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 from loguru import logger
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
@@ -38,7 +39,6 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode
 from pipecat.workers.runner import WorkerRunner
-from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 

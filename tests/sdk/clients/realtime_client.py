@@ -12,8 +12,8 @@ import json
 import sys
 from typing import Any
 
-from openai import AsyncOpenAI
 from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
+from openai import AsyncOpenAI
 
 RATE = 24_000
 SESSION = {"type": "realtime", "output_modalities": ["audio"], "audio": {"output": {"voice": "marin"}}}
