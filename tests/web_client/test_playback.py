@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soxr
 
-from tests.web_client.conftest import QUICK, samples
+from tests.web_client.conftest import QUICK, READY, samples, until
 
 RATE = 48_000
 # Of the fake engine's first voice, in its first segment.
@@ -177,3 +177,19 @@ def test_underrun_cause_distinguishes_text_from_server(page):
     underruns = told["statistics"]["underruns"]
     assert sum(underruns.values()) == kinds(told).count("started") - 1
     assert underruns["text"] > 0
+
+
+MINUTES = 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 * MINUTES + 300)
+def test_eight_replies_never_run_dry(open_page, serve):
+    from benchmarks.page_latency import FAKE, at_length  # needs a browser's driver
+
+    page = open_page(serve(FAKE))
+    until(page, READY)
+    page.click("#text")
+    told = at_length(page, replies=8, minutes=MINUTES)
+    assert (told["text"], told["server"], told["page"], told["failed"]) == (0, 0, 0, 0)
+    assert told["audio_s"] > 8 * 60 * MINUTES * 0.9
