@@ -168,9 +168,7 @@ def test_doctor_reads_the_folder(checkpoint: Path, capsys: pytest.CaptureFixture
     assert "takes instructions" in told
 
 
-def test_doctor_lists_abilities_without_encoders(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_lists_what_encoders_add(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in checkpoint.iterdir():
         if path.suffix != ".onnx":
             (tmp_path / path.name).symlink_to(path)

@@ -76,9 +76,7 @@ async def test_client_that_leaves_in_mid_reply_logs_nothing(
 
 
 @every
-async def test_client_that_closes_amid_many_replies_logs_nothing(
-    client: VendorClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_client_closing_amid_replies_logs_nothing(client: VendorClient, caplog: pytest.LogCaptureFixture) -> None:
     """The server's end is closed by the client's close message while many messages are ready to be sent."""
     turns = ["t1"] if client.one_turn else [f"t{number}" for number in range(1, 9)]
     async with live_server(FakeSpeechEngine(FASTEST), auth__api_keys=f"agent:{KEY}") as live:

@@ -65,9 +65,7 @@ async def test_wav_of_unknown_length_in_stream(live: LiveServer) -> None:
     assert np.abs(pcm).max() > 1_000
 
 
-async def test_no_speech_is_kept_for_questions_that_nobody_can_ask(
-    live: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_http_speech_is_not_kept_for_alignment(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
     monkeypatch.setattr(live.speech.registry._services.backlog, "add", lambda share, num_bytes: kept.append(num_bytes))
     assert (await post(live))[0] == 200

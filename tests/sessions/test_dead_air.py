@@ -92,9 +92,7 @@ async def test_text_in_time_keeps_the_segment_open(registry: SessionRegistry, en
     assert engine.texts == [SIX_WORDS * 7]
 
 
-async def test_text_after_an_early_close_gathers_until_little_is_left(
-    registry: SessionRegistry, engine: RecordingEngine
-):
+async def test_text_after_an_early_close_is_gathered(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
     _, task = reading_task(response)
     segment = response._text.open

@@ -79,9 +79,7 @@ async def test_dead_engine_fails_every_response_at_once(registry: SessionRegistr
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.LOOP, FinishReason.SILENCE])
-async def test_a_segment_cut_by_a_guard_is_no_error(
-    registry: SessionRegistry, engine: RecordingEngine, reason: FinishReason
-):
+async def test_segment_cut_by_a_guard_is_ok(registry: SessionRegistry, engine: RecordingEngine, reason: FinishReason):
     engine.script_next(FakeScript(end_at_frame=10, end_reason=reason))
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     assert (await read(response)).done.status is ResponseStatus.COMPLETED
@@ -367,9 +365,7 @@ async def test_session_closed_at_any_await_leaves_nothing(registry: SessionRegis
 
 
 @pytest.mark.parametrize("moment_ms", range(0, 1_300, 50))
-async def test_a_client_that_vanishes_at_any_moment_leaves_nothing(
-    registry: SessionRegistry, engine: RecordingEngine, moment_ms: int
-):
+async def test_vanished_client_leaves_nothing(registry: SessionRegistry, engine: RecordingEngine, moment_ms: int):
     session = registry.create(settings=PACED)
     conversation = asyncio.create_task(converse(session))
     await asyncio.sleep(moment_ms / 1000)

@@ -156,9 +156,7 @@ async def any_registry(request: pytest.FixtureRequest, registry: SessionRegistry
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("settings", [BURST, PACED], ids=["burst", "paced"])
-async def test_every_word_is_told_once_in_order_with_rising_times(
-    any_registry: SessionRegistry, settings: SpeechSettings
-):
+async def test_every_word_comes_once_with_rising_times(any_registry: SessionRegistry, settings: SpeechSettings):
     reading = await read(speak(any_registry, settings))
     words = words_in(reading)
     assert " ".join(word.text for word in words).split() == TEXT.split()
@@ -276,9 +274,7 @@ async def cut_after(
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("cut_s", [0.05, 1.0, 3.1, 5.2])
 @pytest.mark.parametrize("speed", [1.0, 1.5])
-async def test_interruption_reports_as_aligning_at_once_would(
-    engine: RecordingEngine, cut_s: float, speed: float
-) -> None:
+async def test_interruption_reports_as_eager_alignment(engine: RecordingEngine, cut_s: float, speed: float) -> None:
     settings = replace(PACED, speed=speed)
     late = await cut_after(engine, LIMITS, settings, cut_s)
     assert late == await cut_after(engine, AT_ONCE, settings, cut_s)
@@ -287,9 +283,7 @@ async def test_interruption_reports_as_aligning_at_once_would(
 
 
 @pytest.mark.virtual_time
-async def test_uninterrupted_response_is_never_aligned(
-    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_completed_response_is_never_aligned(engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(sample_rate: int) -> None:
         raise AssertionError("somebody asked")
 
@@ -306,9 +300,7 @@ async def test_uninterrupted_response_is_never_aligned(
     await registry.aclose()
 
 
-async def test_much_kept_speech_is_looked_through_in_a_thread(
-    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_pending_audio_is_aligned_off_loop(engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
     catch_up = ResponseTimeline.align_until
     monkeypatch.setattr(

@@ -64,7 +64,7 @@ async def test_burst_is_as_fast_as_the_engine(registry: SessionRegistry):
 
 
 @pytest.mark.parametrize("settings", [PACED, BURST], ids=["paced", "burst"])
-async def test_what_waits_for_a_reader_that_stopped_is_bounded(
+async def test_audio_of_a_stopped_reader_is_bounded(
     registry: SessionRegistry, engine: RecordingEngine, settings: SpeechSettings
 ):
     response = registry.create(settings=settings).create_response(text=LONG * 30, text_closed=True)
@@ -90,7 +90,7 @@ async def test_a_slow_reader_of_a_burst_gets_it_all(registry: SessionRegistry, e
     assert now_s() < 85, "made as it is read, for nothing was made ahead while it was not"
 
 
-async def test_the_engine_is_told_where_the_listener_is(
+async def test_engine_gets_playback_reports(
     registry: SessionRegistry, engine: RecordingEngine, reports: dict[str, list[int]]
 ):
     """Between two segments too: it never has more ready than the lead and a chunk, and what is left to play."""
@@ -123,9 +123,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     return told
 
 
-async def test_the_engine_is_told_nothing_that_it_reckons_by_itself(
-    engine: RecordingEngine, reports: dict[str, list[int]]
-):
+async def test_engine_gets_no_report_it_can_compute(engine: RecordingEngine, reports: dict[str, list[int]]):
     """Its own idea of the listener is no further off than it is when it is told with every chunk."""
     off_ms: dict[int, float] = {}
     for tolerance_ms in (0, 10):
@@ -180,7 +178,7 @@ async def test_messages_hold_a_codec_frame_of_packets(registry: SessionRegistry,
     assert sum(len(message.packets) for message in reading.audio) / len(reading.audio) > 3.5
 
 
-async def test_underruns_are_told_by_whose_fault_they_are(
+async def test_underruns_are_counted_by_cause(
     registry: SessionRegistry, engine: RecordingEngine, metrics: CountingMetrics
 ):
     engine.script = FakeScript(stalls_s={20: 5.0})
@@ -215,9 +213,7 @@ async def read_rest(response) -> None:
         pass
 
 
-async def test_skipped_tokens_are_counted_over_all_segments(
-    registry: SessionRegistry, engine: RecordingEngine, metrics: CountingMetrics
-):
+async def test_skipped_tokens_are_counted(registry: SessionRegistry, engine: RecordingEngine, metrics: CountingMetrics):
     engine.script = FakeScript(num_skipped_tokens=7)
     await read(registry.create(settings=BURST).create_response(text=LONG, text_closed=True))
     num_segments = metrics.counts["segments_total", "stop"]

@@ -112,7 +112,7 @@ async def test_all_text_known_at_the_start_lets_the_engine_know(registry: Sessio
 
 @pytest.mark.parametrize("text", ["", " \n\t", "🙂🙂 🎉", "...", "— !"])
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_text_that_cannot_be_spoken_is_said_so(
+async def test_unspeakable_text_is_reported(
     registry: SessionRegistry, engine: RecordingEngine, text: str, at_once: bool
 ):
     session = registry.create(settings=PACED)
@@ -268,9 +268,7 @@ async def test_cancel_tells_what_was_heard_by_the_clients_own_count(registry: Se
     ("played_ms", "heard"),
     [(-5.0, ""), (-1e308, ""), (1e12, "one two three"), (1e308, "one two three"), (float("nan"), "one two")],
 )
-async def test_a_report_from_beyond_all_that_was_sent_is_cut_to_it(
-    registry: SessionRegistry, played_ms: float, heard: str
-):
+async def test_playback_report_is_limited_to_what_was_sent(registry: SessionRegistry, played_ms: float, heard: str):
     response = registry.create(settings=BURST).create_response(text="one two three four ")
     reading, task = reading_task(response)
     await asyncio.sleep(0.7)
@@ -313,9 +311,7 @@ async def test_text_after_a_segment_the_engine_ended_is_spoken(registry: Session
 
 
 @pytest.mark.parametrize("cancel", [False, True])
-async def test_a_remembered_response_holds_neither_encoder_nor_stream(
-    registry: SessionRegistry, engine: RecordingEngine, cancel: bool
-):
+async def test_retained_response_holds_no_encoder(registry: SessionRegistry, engine: RecordingEngine, cancel: bool):
     session = registry.create()
     gc.collect()
     encoders_before = num_encoders()

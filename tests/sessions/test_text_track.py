@@ -304,7 +304,7 @@ async def test_cancel_stops_pending_text_at_once(registry: SessionRegistry, read
     assert not response._text.wants_text
 
 
-async def test_create_cancel_loop_leaves_room_for_others(
+async def test_create_cancel_loop_starves_none(
     registry: SessionRegistry, engine: RecordingEngine, reads: Reads
 ) -> None:
     """The client writes the costliest text in all its responses, and cancels them again in each iteration."""

@@ -54,7 +54,7 @@ def test_every_voice_has_its_line(engine: FakeSpeechEngine, folder: Path, capsys
     assert not folder.exists()
 
 
-def test_a_stored_voice_s_whole_life(
+def test_stored_voice_life_cycle(
     engine: FakeSpeechEngine, folder: Path, wav: str, capsys: pytest.CaptureFixture
 ) -> None:
     about = ("--description", "warm", "--transcript", "Hello there.")

@@ -166,9 +166,7 @@ def test_settings_that_cannot_be_are_named(settings: dict[str, object], message:
 
 
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)])
-async def test_public_port_without_keys_is_warned_about(
-    host: str, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_public_port_without_keys_logs_warning(host: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
     ports = {
         "wyoming__enabled": True,
         "wyoming__port": 0,

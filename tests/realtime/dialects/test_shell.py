@@ -308,9 +308,7 @@ async def test_drain_speaks_pending_turns_and_refuses_new_ones() -> None:
         await live.freed()
 
 
-async def test_messages_of_one_event_stay_together_on_stalling_link(
-    live: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_of_one_event_stay_together(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     waits_s = itertools.cycle((0.002, 0.0, 0.0))
 
     async def stutter(_: WebSocketTransport) -> None:

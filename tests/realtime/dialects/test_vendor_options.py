@@ -277,9 +277,7 @@ async def test_sampling_of_the_config_reaches_the_engine(cloning: LiveServer, so
     assert request.max_frames == 99
 
 
-async def test_recording_of_the_config_speaks_until_another_voice(
-    cloning: LiveServer, socket: ClientConnection
-) -> None:
+async def test_recording_of_the_config_holds_until_changed(cloning: LiveServer, socket: ClientConnection) -> None:
     await configure(socket, task_type="Base", ref_audio=RECORDING, ref_text="What is said.")
     await speak(socket)
     assert cloning.engine.requests[-1].voice.transcript == "What is said."

@@ -419,9 +419,7 @@ UNKNOWN = (
 
 @every
 @pytest.mark.parametrize("number", range(len(UNKNOWN)))
-async def test_an_unknown_message_is_passed_over_or_complained_of(
-    live: LiveServer, client: VendorClient, number: int
-) -> None:
+async def test_unknown_message_is_ignored_or_an_error(live: LiveServer, client: VendorClient, number: int) -> None:
     async with dial(live, client) as socket:
         try:
             unknown = client.pack(UNKNOWN[number])

@@ -207,9 +207,7 @@ async def test_error_for_invalid_body_contains_no_recording(live: LiveServer) ->
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
-async def test_large_body_of_small_values_is_refused(
-    live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_body_of_many_values_is_refused(live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that max_upload_bytes allows beside a text are for recordings, not for millions of values."""
     decoded = []
     monkeypatch.setattr("realtime.speech_api.request_body.msgspec.json.decode", lambda *_, **__: decoded.append(1))
@@ -222,7 +220,7 @@ async def test_large_body_of_small_values_is_refused(
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/audio/speech/batch"])
-async def test_large_recording_is_decoded_off_the_loop(
+async def test_large_recording_decodes_off_the_loop(
     live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: dict[str, list[str]] = {"json": [], "base64": []}

@@ -320,9 +320,7 @@ async def test_what_a_thread_is_at_is_looked_at_after_it() -> None:
     assert line.num_pending_bytes == 0
 
 
-async def test_quicker_thread_leaves_nothing_to_wait_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_quicker_thread_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     moments, aligner = IdleAlignmentBacklog(ENOUGH), Watched()
     quick, other = LazyAligner(letters, moments), LazyAligner(lambda: aligner, moments)
     count = moments.add

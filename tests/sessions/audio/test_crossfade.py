@@ -209,9 +209,7 @@ def join_all(segments: list[Pcm], overlap: int, fade: Fade) -> Pcm:
 
 
 @given(SEGMENTS, OVERLAPS, FADES, st.data())
-def test_streaming_equals_joining_whole_segments(
-    segments: list[Pcm], overlap: int, fade: Fade, data: st.DataObject
-) -> None:
+def test_streaming_equals_joining_segments(segments: list[Pcm], overlap: int, fade: Fade, data: st.DataObject) -> None:
     joiner = SegmentJoiner(overlap, fade)
     out = []
     early = data.draw(st.booleans(), "last_segment is said before the last segment's audio")

@@ -122,9 +122,7 @@ async def test_a_child_decodes_for_us() -> None:
     np.testing.assert_array_equal(pcm, decode_recording(SMALL["flac"], RATE, 30))
 
 
-async def test_a_child_takes_nothing_from_the_folder_it_is_started_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_child_imports_nothing_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "av.py").write_text("raise SystemExit('a stranger')")
     (tmp_path / "sessions.py").write_text("raise SystemExit('a stranger')")
     monkeypatch.chdir(tmp_path)

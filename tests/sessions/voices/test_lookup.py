@@ -61,9 +61,7 @@ async def test_one_s_own_voice_comes_before_a_shared_one(registry: SessionRegist
     assert spoken_by(registry, "", replace(BURST, voice="narrator")) == voice("narrator", SHARED).clone
 
 
-async def test_the_session_keeps_the_name_so_that_the_voice_can_change(
-    registry: SessionRegistry, store: VoiceStore
-) -> None:
+async def test_session_keeps_the_voice_name_alone(registry: SessionRegistry, store: VoiceStore) -> None:
     session = registry.create("alice", replace(BURST, voice="ann"))
     assert session.settings.clone is None
     store.remove("alice", "ann")

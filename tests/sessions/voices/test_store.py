@@ -158,9 +158,7 @@ def test_a_disk_that_fails_leaves_nothing(store: VoiceStore, monkeypatch: pytest
     assert not list(tmp_path.rglob(f"*{TEMP_SUFFIX}"))
 
 
-def test_a_writer_that_has_stopped_does_not_stop_all_others(
-    store: VoiceStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_stopped_writer_does_not_block_all(store: VoiceStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sessions.voices.store.MAX_WAIT_S", 0.05)
     add(store, "ann")
     with (tmp_path / "voices" / ".lock").open("wb") as lock:
