@@ -59,7 +59,7 @@ def test_pulses_have_unit_power_and_their_pitch_is_found() -> None:
     assert not track_pitch(torch.zeros(1, 4_800)).voiced.any()
 
 
-def test_source_filter_speech_depends_on_no_later_code() -> None:
+def test_source_filter_speech_needs_no_later_code_and_streams() -> None:
     torch.manual_seed(3)
     sizes = choose_settings(toy=True, full_band=True).sizes
     decoder = SourceFilterDecoder(sizes).eval()
@@ -70,3 +70,8 @@ def test_source_filter_speech_depends_on_no_later_code() -> None:
         first, second = decoder.decode_latent(latent), decoder.decode_latent(other)
     torch.testing.assert_close(first[:, : 4 * 1920], second[:, : 4 * 1920], atol=1e-5, rtol=0)
     assert (first - second).abs().max() > 1e-3
+    for frames in (1, 2):
+        memory = decoder.new_memory(1)
+        with torch.inference_mode():
+            pieces = [decoder.decode_latent(piece, memory) for piece in latent.split(frames, 2)]
+        torch.testing.assert_close(torch.cat(pieces, 1), first, atol=1e-3, rtol=0)
