@@ -79,13 +79,14 @@ def test_every_field_that_a_call_passes_is_known() -> None:
 
 
 def fields_passed(module: ast.Module) -> Iterator[str]:
-    """Keys of every ``extra=``; of one that a method makes, those of the method."""
-    methods = {node.name: node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
+    """Keys of every ``extra=``, and of what functions of the module make for it."""
+    functions = {node.name: node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(module):
         if isinstance(node, ast.keyword) and node.arg == "extra":
-            made_by = getattr(getattr(node.value, "func", None), "attr", None)
-            made = methods[made_by] if made_by else node.value
-            found = [one for one in ast.walk(made) if isinstance(one, ast.Dict)]
+            called = [one.func for one in ast.walk(node.value) if isinstance(one, ast.Call)]
+            names = [getattr(function, "attr", getattr(function, "id", "")) for function in called]
+            made = [node.value, *(functions[name] for name in names if name in functions)]
+            found = [one for part in made for one in ast.walk(part) if isinstance(one, ast.Dict)]
             assert found, ast.unparse(node)
             yield from (ast.literal_eval(key) for one in found for key in one.keys if key)
 
