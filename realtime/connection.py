@@ -145,7 +145,7 @@ class Connection(ABC):
                 await self._write_close(self._close_reason)
                 break
             elif self._pop_event(now_s()):
-                while self._messages:
+                while self._messages and await self._link.writable():
                     await self._write_next()
                 num_events += 1
                 if num_events % YIELD_EVERY_EVENTS == 0:
