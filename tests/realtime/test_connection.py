@@ -118,11 +118,26 @@ async def test_messages_of_one_event_wait_for_a_line_that_fills() -> None:
 async def test_no_event_of_a_flood_is_written_after_a_cancel_was_read() -> None:
     async with connected() as line:
         line.events += [(0.0, [str(number)]) for number in range(3 * YIELD_EVERY_EVENTS)]
-        line.link.incoming.put_nowait("cancel")
         line._to_write.set()
+        line.link.incoming.put_nowait("cancel")
         await asyncio.sleep(1)
         assert line.written[-1][1] == "cancel"
         assert len(line.written) <= 2 * YIELD_EVERY_EVENTS
+
+
+async def test_no_event_is_popped_while_answers_wait() -> None:
+    async with connected() as line:
+        line.link.unblocked.clear()
+        line.link.told = lambda _: line.link.unblocked.clear()
+        for message in ("a", "b", "c"):
+            line.link.incoming.put_nowait(message)
+        line.events.append((0.0, ["event"]))
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            line.link.unblocked.set()
+        await asyncio.sleep(0.1)
+        assert line.events
+        line.link.told = lambda _: None
 
 
 async def test_a_client_is_read_on_once_its_answers_are_written() -> None:
@@ -147,7 +162,7 @@ async def test_a_close_waits_for_the_last_event_and_not_too_long(last_s: float |
             line.events.append((began_s + last_s, ["last"]))
         line._send("answer")
         line.close("session_expired")
-        line.close("draining")
+        line._begin_close(1000, "a later reason")
         line.link.incoming.put_nowait("ignored")
         while line.link.closed is None:
             await asyncio.sleep(0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -56,12 +57,12 @@ async def test_a_reply_is_played_in_frames_at_the_callers_pace() -> None:
         assert call.far.events.count("mark") == 3
 
 
-def began_line() -> CallPlayout:
+def began_line(wake: Callable[[], None] = lambda: None) -> CallPlayout:
     """Of Twilio's."""
     dialect = TwilioDialect()
     dialect.receive_message(twilio_simulator.connected())
     dialect.receive_message(twilio_simulator.start())
-    return CallPlayout(dialect, TelephonyFormat(), CallSettings(lead_ms=100), lambda: None)
+    return CallPlayout(dialect, TelephonyFormat(), CallSettings(lead_ms=100), wake)
 
 
 async def play(line: CallPlayout, data: bytes, alarm: WakeEvent | None = None) -> list[float]:
@@ -88,6 +89,33 @@ async def test_our_own_voice_comes_back_for_a_moment_only(is_cleared: bool) -> N
         await asyncio.sleep(0.5)
         assert line.playout_level_db() > -10
         await asyncio.sleep(0.4)
+
+
+async def test_marks_that_were_cleared_are_never_reached() -> None:
+    reached: list[bool] = []
+    line = began_line()
+    line.put_mark(reached.append)
+    assert len(line.pop_due(now_s())) == 1
+    line.put(bytes(8_000))
+    line.put_mark(reached.append)
+    line.on_cleared()
+    assert line.pop_due(now_s()) == []
+    await asyncio.sleep(60)
+    line.on_tick()
+    assert reached == []
+
+
+async def test_the_writer_wakes_when_a_line_goes_on_returns_a_mark_or_is_cleared() -> None:
+    alarm = Counter[str]()
+    line = began_line(lambda: alarm.update(["wake"]))
+    line.set_paused(False)
+    assert alarm["wake"] == 1
+    line.put_mark(lambda _: None)
+    line.pop_due(now_s())
+    line.on_mark_reached("vw1")
+    assert alarm["wake"] == 2
+    line.on_cleared()
+    assert alarm["wake"] == 3
 
 
 async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
