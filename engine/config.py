@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from engine.api import CHUNK_FRAMES
@@ -44,6 +46,27 @@ AT_LEAST_ZERO = (
     "max_cached_voices",
 )
 MAX_NICENESS = 19
+# Options that an operator may set; the other fields are constants, which tests and benchmarks replace.
+OPTIONS = frozenset(
+    {
+        "max_batch_size",
+        "max_running_requests",
+        "max_prefill_positions",
+        "kv_memory_mb",
+        "max_text_chars",
+        "max_frames",
+        "voice_encoders",
+        "max_reference_s",
+        "lazy_graph_capture",
+        "decode_device",
+        "process_nice",
+        "cosyvoice3.talker.weights",
+        "cosyvoice3.talker.allow_untrained_instructions",
+        "cosyvoice3.talker.parse_control_tags",
+        "cosyvoice3.flow.context_blocks",
+        "cosyvoice3.flow.memory_mb",
+    }
+)
 # Of less no speaker embedding can be had.
 MIN_SAMPLE_S = 0.1
 
@@ -173,3 +196,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"fixed_batch_rows is {self.fixed_batch_rows}; max_batch_size is {self.max_batch_size}",
                 "fixed_batch_rows",
             )
+
+
+def check_options(options: Mapping[str, object], prefix: str = "") -> None:
+    """Raise ``InvalidRequest`` for an option that is a constant. Unknown ones are refused where the engine is made."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            check_options(value, f"{prefix}{name}.")
+        elif f"{prefix}{name}" not in OPTIONS and _is_constant(f"{prefix}{name}"):
+            message = f"{prefix}{name} is a constant of the engine; tests and benchmarks replace it by debug.engine"
+            raise InvalidRequest(message, f"{prefix}{name}")
+
+
+def _is_constant(path: str) -> bool:
+    """Whether it names a field of the configuration."""
+    *groups, name = path.split(".")
+    section: object = EngineConfig()
+    for group in groups:
+        section = getattr(section, group, None)
+    return name in getattr(section, "__struct_fields__", ())

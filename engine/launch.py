@@ -20,6 +20,7 @@ from engine.api import (
 from engine.child import EngineProcess
 from engine.client import READ_AHEAD_BYTES, Connection, EngineClient, UnixSocket
 from engine.config import EngineConfig
+from engine.config import check_options as check_options
 from engine.host import EngineHost
 
 if TYPE_CHECKING:

@@ -272,6 +272,7 @@ class DebugConfig(SettingsSection, frozen=True):
     """Other values for constants, for tests and benchmarks; refused unless ``VOICEWIRE_DEBUG`` is 1."""
 
     constants: Annotated[dict[str, Any], Meta(description="Values by section and name.")] = {}  # noqa: RUF012
+    engine: Annotated[dict[str, Any], Meta(description="Constants of the engine.")] = {}  # noqa: RUF012
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -341,7 +342,7 @@ def load_config(
         values = sections.setdefault(section, {})
         values[field] = _merge(values.get(field), _convert(setting))
     if "debug" in sections and (environment or {}).get(f"{ENVIRONMENT_PREFIX}DEBUG") != "1":
-        raise ConfigError(f"debug.constants is for tests and benchmarks, with {ENVIRONMENT_PREFIX}DEBUG=1")
+        raise ConfigError(f"debug is for tests and benchmarks, with {ENVIRONMENT_PREFIX}DEBUG=1")
     kinds = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
     return ServerConfig(**{name: kinds[name](**values) for name, values in sections.items()})
 

@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from engine.api import CheckpointReport, SpeechEngine
+from realtime.config import ServerConfig
 
 MODEL_HELP = "checkpoint folder, or OWNER/NAME of a model on the hub (default: the voice that comes with voicewire)"
 
 
 def add_model_argument(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     parser.add_argument("--model", type=Path, metavar="FOLDER", default=default, help=MODEL_HELP)
+
+
+def engine_options(config: ServerConfig) -> dict[str, Any]:
+    """Return the options of ``config``, with those for debugging. Raises ``InvalidRequest`` for a constant."""
+    from engine.launch import check_options
+
+    check_options(config.engine.options)
+    return config.engine.options | config.debug.engine
 
 
 def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:

@@ -22,7 +22,7 @@ from realtime.app import create_app, serve
 from realtime.auth import load_authenticator
 from realtime.calls.gateway_hub import GatewayHub
 from realtime.config import ServerConfig
-from realtime.engine_factory import connect_engine, share_engine
+from realtime.engine_factory import connect_engine, engine_options, share_engine
 from realtime.logs import configure_logs
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.signals import STOP_SIGNALS, run_until_signal
@@ -200,7 +200,7 @@ async def serve_with_gateways(
     Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``.
     """
     model = Path(config.engine.model) if config.engine.model else None
-    engine, address = shared or share_engine(model, **config.engine.options)
+    engine, address = shared or share_engine(model, **engine_options(config))
     reserved = open_listeners(config.listen, share_port=True)
     ports = reserved.ports
     listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)

@@ -6,13 +6,14 @@ import ast
 import inspect
 import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine import launch
-from engine.config import AT_LEAST_ONE, AT_LEAST_ZERO, EngineConfig
+from engine.config import AT_LEAST_ONE, AT_LEAST_ZERO, OPTIONS, EngineConfig, check_options
 from engine.errors import InvalidRequest
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 
@@ -125,3 +126,28 @@ def test_by_where_it_will_run(
     config = launch._engine_config({}, device)
     assert (config.lead_step_interval_s == 0.0) is is_cuda
     assert config.process_nice == (0 if is_cuda else launch.CPU_NICENESS)
+
+
+def fields_of(section: msgspec.Struct, prefix: str = "") -> Iterator[str]:
+    for name in section.__struct_fields__:
+        value = getattr(section, name)
+        yield from fields_of(value, f"{prefix}{name}.") if isinstance(value, msgspec.Struct) else [f"{prefix}{name}"]
+
+
+@pytest.mark.parametrize("path", tuple(fields_of(EngineConfig())))
+def test_options_of_operators_pass_and_constants_are_refused(path: str) -> None:
+    *groups, name = path.split(".")
+    options: dict[str, object] = {name: 1}
+    for group in reversed(groups):
+        options = {group: options}
+    if path in OPTIONS:
+        check_options(options)
+        return
+    with pytest.raises(InvalidRequest, match=f"{path} is a constant of the engine") as caught:
+        check_options(options)
+    assert caught.value.param == path
+
+
+def test_number_of_options_may_only_fall() -> None:
+    assert set(fields_of(EngineConfig())) >= OPTIONS
+    assert len(OPTIONS) <= 16

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.api import InvalidRequest
 from realtime.config import (
     DERIVED,
     ConfigError,
@@ -17,6 +18,7 @@ from realtime.config import (
     load_config,
     settings,
 )
+from realtime.engine_factory import engine_options
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
@@ -171,3 +173,12 @@ def test_debug_is_refused_in_production_and_with_unknown_names() -> None:
         load_config(flags={"debug.constants.limits.flush_first_packet": "false"})
     with pytest.raises(ConfigError, match="LimitSettings has no constant 'max_connections'"):
         load_config(environment=DEBUG, flags={"debug.constants.limits.max_connections": 1})
+
+
+def test_constants_of_the_engine_are_replaced_by_debug_only() -> None:
+    flags = {"engine.options.max_frames": "100", "debug.engine.block_size": "4"}
+    assert engine_options(load_config(environment=DEBUG, flags=flags)) == {"max_frames": 100, "block_size": 4}
+    with pytest.raises(InvalidRequest, match="block_size is a constant of the engine"):
+        engine_options(load_config(flags={"engine.options.block_size": "4"}))
+    with pytest.raises(ConfigError, match="VOICEWIRE_DEBUG=1"):
+        load_config(flags={"debug.engine.block_size": "4"})
