@@ -94,12 +94,14 @@ async def test_our_own_voice_comes_back_for_a_moment_only(is_cleared: bool) -> N
 async def test_marks_that_were_cleared_are_never_reached() -> None:
     reached: list[bool] = []
     line = began_line()
+    await play(line, bytes(160))
     line.put_mark(reached.append)
     assert len(line.pop_due(now_s())) == 1
     line.put(bytes(8_000))
     line.put_mark(reached.append)
     line.on_cleared()
     assert line.pop_due(now_s()) == []
+    await play(line, bytes(800))
     await asyncio.sleep(60)
     line.on_tick()
     assert reached == []
