@@ -322,9 +322,12 @@ async def test_what_may_not_be_said_is_refused() -> None:
 async def test_a_reply_without_text_times_out_and_the_next_is_spoken() -> None:
     async with phone(limits__text_timeout_s=3.0) as call:
         await connect(call)
+        await asyncio.sleep(0.1)  # between two ticks of the server
+        began_s = now_s()
         await call.command(model.SayCommand(reply_id="empty", end=False))
         await call.command(model.SayCommand(text="Hello.", reply_id="next"))
         failed = await call.event(model.CallReplyFailed)
+        assert now_s() - began_s == pytest.approx(3.0, abs=2 * TICK_S)
         assert (failed.reply_id, failed.error.code) == ("empty", "text_timeout")
         assert (await call.event(model.CallReplyPlayed)).reply_id == "next"
 
