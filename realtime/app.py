@@ -47,7 +47,7 @@ def create_app(
     """The ASGI application; the engine starts with its lifespan. Without a ``config`` the environment gives it.
 
     The engine gets a process of its own unless its options say otherwise: as a thread it would wait for the sockets'
-    Python code at every operator. Gateways hear of each other's calls by the ``exchange``.
+    Python code at every operator. Gateways learn of each other's calls by the ``exchange``.
 
     Raises ``ConfigError``.
     """
@@ -111,7 +111,7 @@ def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiSer
 
 
 def freeze_startup_objects() -> None:
-    """What is there now is left out of Python's collections, which would look through it while all calls wait."""
+    """Exclude live objects from garbage collection, which would pause all calls to scan them."""
     gc.collect()
     gc.freeze()
 
@@ -124,7 +124,7 @@ async def serve(
 ) -> None:
     """Listen until SIGTERM or SIGINT, then drain; a second SIGINT cuts that short.
 
-    ``on_ready`` is told the ports once requests are taken.
+    ``on_ready`` receives the ports once requests are taken.
 
     With ``share_port`` other processes may listen on the same one.
 

@@ -1,4 +1,4 @@
-"""Who may speak: holders of an API key or, on a server without keys, this machine itself."""
+"""Authenticate callers: holders of an API key or, on a server without keys, this machine itself."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whose work it is; limits that are ``None`` are the server's."""
+    """Caller of a request; limits that are ``None`` are the server's."""
 
     # Empty while the key is still to come.
     name: str = ""
@@ -94,7 +94,7 @@ LOCAL = Principal("local")
 
 
 class Authenticator:
-    """Tells who makes a request, or refuses it."""
+    """Authenticates a request, or refuses it."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class Authenticator:
 
     @property
     def key_names(self) -> list[str]:
-        """Of every caller there can be."""
+        """Return the key names of all possible callers."""
         return [caller.name for _, caller in self._keys] or [LOCAL.name]
 
     def authenticate(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal:
-        """Whose request this is. A token must have the scope. Raises ``RequestRefused``."""
+        """Return the caller of the request. A token must have the scope. Raises ``RequestRefused``."""
         return self.authenticate_deferred(request, scope) or self.principal_for_key("", scope)
 
     def require_api_key(self, request: HTTPConnection) -> Principal:
-        """Whose key the request shows, where no token will do. Raises ``RequestRefused``."""
+        """Return the caller of the request's key; no token is accepted. Raises ``RequestRefused``."""
         return self._admit(request, None) or self.principal_for_key("")
 
     def authenticate_deferred(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal | None:
@@ -131,13 +131,13 @@ class Authenticator:
         return self._admit(request, scope)
 
     def principal_for_key(self, key: str, scope: TokenScope = TokenScope.SPEECH) -> Principal:
-        """Whose key or token this is. Raises ``RequestRefused``."""
+        """Return the owner of a key or token. Raises ``RequestRefused``."""
         if (found := self._find(key) if self._keys else LOCAL) is None:
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
         return _require_scope(found, scope)
 
     def _admit(self, request: HTTPConnection, scope: TokenScope | None) -> Principal | None:
-        """Of several keys and tokens, the first that will do counts."""
+        """Authenticate by the first valid one of several keys and tokens."""
         if not self._keys:
             _require_loopback(request)
             return LOCAL

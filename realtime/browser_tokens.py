@@ -66,7 +66,7 @@ def _checked(secret: str, origin: str) -> bytes:
 
 
 class TokenScope(StrEnum):
-    """What a token may be used for. An API key is good for all of it, and for what no token can do."""
+    """Permitted use of a token. An API key is good for all of it, and for what no token can do."""
 
     SPEECH = "speech"
     CALLS = "calls"
@@ -99,7 +99,7 @@ def issue(key_name: str, expires_s: int, secret: bytes, scopes: Iterable[TokenSc
 
 
 def parse(text: str) -> BrowserToken | None:
-    """What a token claims; ``None`` if it is none. Whether it is true, ``is_genuine`` tells."""
+    """Return a token's claims; ``None`` if it is none. ``is_genuine`` verifies them."""
     signed, _, signature = text.rpartition(".")
     parts = signed.split(".")
     if len(parts) != 4 or parts[0] != PREFIX or not (parts[2].isascii() and parts[2].isdigit()):

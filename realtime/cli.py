@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 class Command(Protocol):
-    """What a module of the table offers."""
+    """Interface of a module of the table."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -30,9 +30,9 @@ class Entry(NamedTuple):
 COMMANDS = {
     "say": Entry("realtime.commands.say", "speak a text, given or still arriving on standard input"),
     "serve": Entry("realtime.commands.serve", "listen for clients and speak to them"),
-    "bench": Entry("realtime.commands.bench", "load a server with clients, and tell what they saw"),
+    "bench": Entry("realtime.commands.bench", "load a server with clients, and report what they measured"),
     "voices": Entry("realtime.commands.voices", "list the voices of a model; store, blend and delete voices"),
-    "doctor": Entry("realtime.commands.doctor", "tell what is missing on this machine, and how to get it"),
+    "doctor": Entry("realtime.commands.doctor", "list what is missing on this machine, and how to get it"),
 }
 
 

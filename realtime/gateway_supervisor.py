@@ -88,7 +88,7 @@ def gateway_environment(metrics_folder: str) -> dict[str, str]:
 
 
 class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway is told on its standard input."""
+    """Plan that a gateway reads from its standard input."""
 
     config: ServerConfig
     # Address of the engine's process.
@@ -97,7 +97,7 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     tally: str
     # The names in it.
     counted: tuple[str, ...]
-    # Address by which gateways hear of each other's calls.
+    # Address by which gateways learn of each other's calls.
     exchange: str
     # Which of its columns is this gateway's.
     column: int = 0
@@ -195,7 +195,7 @@ class GatewaySupervisor:
 async def serve_with_gateways(
     config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, Path] | None = None
 ) -> None:
-    """In front of the engine that ``config`` names, or one that is ``shared`` at an address.
+    """Serve in front of the engine that ``config`` names, or one that is ``shared`` at an address.
 
     Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``.
     """
@@ -240,7 +240,7 @@ def main() -> None:
 
 
 def exit_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 1):  # nothing more is said until the parent is gone
+    while os.read(sys.stdin.fileno(), 1):  # no input follows until the parent is gone
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

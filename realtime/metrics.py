@@ -1,4 +1,4 @@
-"""What /metrics tells. One registry for each server, so that several can live in one process."""
+"""Metrics behind /metrics. One registry for each server, so that several can live in one process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
 
 
 class MetricsSource(Protocol):
-    """What a scrape reads from the server."""
+    """Values that a scrape reads from the server."""
 
     @property
     def num_connections(self) -> int: ...
@@ -90,7 +90,7 @@ class MetricsSource(Protocol):
         ...
 
     def engine_stats(self) -> EngineStats | None:
-        """``None`` while nothing can be told."""
+        """``None`` while no statistics exist."""
         ...
 
 

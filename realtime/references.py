@@ -28,7 +28,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_URL_CHARS = 2_048
 DEFAULT_PORTS = {"https": 443, "http": 80}
-# Below it only the default port is asked.
+# Below it only the default port is allowed.
 FIRST_FREE_PORT = 1_024
 # Visible ASCII but the backslash, which some take for a slash.
 PLAIN_URL = re.compile(r"[!-\[\]-~]*")
@@ -59,7 +59,7 @@ BLOCKED_NETWORKS: tuple[Network, ...] = tuple(
 
 
 class FetchTarget(NamedTuple):
-    """Where a URL points, as far as the URL itself says."""
+    """Target of a URL, as far as the URL itself says."""
 
     scheme: str
     host: str
@@ -92,15 +92,15 @@ def parse_url(url: str, allow_http: bool = False) -> FetchTarget:
     port = DEFAULT_PORTS[parts.scheme] if port is None else port
     if port != DEFAULT_PORTS[parts.scheme] and port < FIRST_FREE_PORT:
         raise refuse_address(
-            f"port {port} is not asked; use {DEFAULT_PORTS[parts.scheme]} or one from {FIRST_FREE_PORT} on"
+            f"port {port} is not allowed; use {DEFAULT_PORTS[parts.scheme]} or one from {FIRST_FREE_PORT} on"
         )
     return FetchTarget(parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
 
 
 def check_addresses(addresses: Iterable[str], networks: Iterable[Network] = ()) -> list[Address]:
-    """All of them, if every one is public or in ``networks``: a name that has one closed address is not asked at all.
+    """Return all addresses, if every one is public or in ``networks``: a name with one closed address is refused.
 
-    Raises ``InvalidRequest``, which does not tell the address: it may be one of an inner network.
+    Raises ``InvalidRequest``, which does not name the address: it may be one of an inner network.
     """
     parsed = [ipaddress.ip_address(address) for address in addresses]
     if not parsed:
@@ -111,7 +111,7 @@ def check_addresses(addresses: Iterable[str], networks: Iterable[Network] = ()) 
 
 
 def is_public(address: Address) -> bool:
-    """Whether the address means a host that anyone can reach, and hides no other address."""
+    """Return True for a public address that embeds no other address."""
     if getattr(address, "scope_id", None) or any(_within(address, network) for network in BLOCKED_NETWORKS):
         return False
     special = address.is_multicast or address.is_reserved or address.is_loopback or address.is_link_local
@@ -186,7 +186,7 @@ class FetchRules:
     timeout_s: float = 10.0
     max_redirects: int = 3
     allow_http: bool = False
-    # Closed networks that are asked all the same.
+    # Closed networks that are allowed all the same.
     networks: tuple[Network, ...] = ()
 
 
@@ -210,7 +210,7 @@ class SystemResolver:
 async def connect(
     address: str, target: FetchTarget, tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """To the address; the name is only what the certificate must be for. Raises ``OSError``."""
+    """Connect to the address; the name is only what the certificate must be for. Raises ``OSError``."""
     server_hostname = target.host.rstrip(".") if tls else None
     return await asyncio.open_connection(
         address, target.port, ssl=tls, server_hostname=server_hostname, limit=READ_BYTES
@@ -259,7 +259,7 @@ class Fetcher:
     async def _connect(
         self, addresses: Sequence[Address], target: FetchTarget
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To the first that answers. Raises ``OSError``."""
+        """Connect to the first that answers. Raises ``OSError``."""
         tls = self.tls if target.scheme == "https" else None
         for address in addresses[:-1]:
             with suppress(OSError):

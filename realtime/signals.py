@@ -14,13 +14,13 @@ NUM_LOOP_PASSES = 3
 
 
 async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work came to its end; a signal cancels it before. To be called in the main thread."""
+    """Run the work; return False if a signal cancelled it. Call it in the main thread."""
     working = asyncio.create_task(work, name="voicewire start")
-    told = False
+    signaled = False
 
     def stop() -> None:
-        nonlocal told
-        told = True
+        nonlocal signaled
+        signaled = True
         working.cancel()
 
     with _handled_by(stop):
@@ -29,9 +29,9 @@ async def run_until_signal(work: Coroutine[Any, Any, None]) -> bool:
             for _ in range(NUM_LOOP_PASSES):
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            if not told:
+            if not signaled:
                 raise
-    return not told
+    return not signaled
 
 
 @contextmanager

@@ -53,7 +53,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class VoiceCloner:
-    """Of one server. Gates bound how many recordings are in work at once, wherever ``tally`` counts."""
+    """Clone voices for one server. Gates bound how many recordings are in work at once, wherever ``tally`` counts."""
 
     def __init__(self, config: ServerConfig, engine: SpeechEngine, tally: UsageCounters | None = None) -> None:
         settings, retry_after_ms = config.voices, config.limits.retry_after_ms

@@ -1,1 +1,1 @@
-"""``voicewire bench``: clients that behave like agents, in processes of their own, and what they saw."""
+"""``voicewire bench``: clients that behave like agents, in processes of their own, and their measurements."""

@@ -73,7 +73,7 @@ class PacketCountingClient(asyncio.Protocol):
         self._alarm.set()
 
     def _perform_handshake(self) -> int:
-        """How many bytes the server's answer takes; 0 while it is not all there."""
+        """Return the bytes of the server's answer; 0 while it is not all there."""
         end = self._received.find(HANDSHAKE_END)
         if end < 0:
             return 0

@@ -1,4 +1,4 @@
-"""What the load is, and what came of each response: the messages between the benchmark and its processes."""
+"""Load and results: the messages between the benchmark and its processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def endless(texts: Sequence[str], seed: int) -> Iterator[str]:
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """For one process of clients."""
+    """Load of one process of clients."""
 
     url: str
     api_key: str | None = None

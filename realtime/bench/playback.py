@@ -1,4 +1,4 @@
-"""What a listener would have noticed. Pure: times are passed in, in seconds of any one clock."""
+"""Compute underruns at the listener. Pure: times are passed in, in seconds of any one clock."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Playback:
 
     @property
     def plays_until_s(self) -> float:
-        """When what was received so far has been played."""
+        """Return the time at which all received audio has been played."""
         return self._runs_dry_at_s
 
     def played_s(self, now_s: float) -> float:
@@ -68,7 +68,7 @@ class Playback:
         return 0.0 if self.first_at_s is None else max(0.0, self.received_s - max(0.0, self._runs_dry_at_s - now_s))
 
     def causes(self) -> list[Cause]:
-        """Whose fault each underrun was, by the pace that the whole response turned out to be spoken at."""
+        """Return the cause of each underrun, by the pace that the whole response turned out to be spoken at."""
         s_per_char = self.received_s / self._sent_chars if self._sent_chars else 0.0
         return ["text" if _is_text_starved(underrun, s_per_char) else "engine" for underrun in self.underruns]
 

@@ -82,7 +82,7 @@ async def measure(plans: Sequence[LoadPlan]) -> list[ResponseResult]:
 
 
 def server_rss_mb(url: str, api_key: str | None) -> float | None:
-    """Resident memory of the server's processes as its /metrics tells, if it can be read."""
+    """Resident memory of the server's processes from its /metrics, if it can be read."""
     parts = urlsplit(url)
     scheme = "https" if parts.scheme in ("wss", "https") else "http"
     request = urllib.request.Request(f"{scheme}://{parts.netloc}/metrics")

@@ -1,1 +1,1 @@
-"""What ``voicewire`` can do: one module a command, with ``add_arguments(parser)`` and ``run(args)``."""
+"""Commands of ``voicewire``: one module a command, with ``add_arguments(parser)`` and ``run(args)``."""

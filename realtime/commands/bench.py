@@ -1,4 +1,4 @@
-"""``voicewire bench``: load a server with clients that behave like agents, and tell what they saw.
+"""``voicewire bench``: load a server with clients that behave like agents, and report what they measured.
 
 The exit status is 1 when a response failed or, with paced speech, when one was heard with a gap.
 """

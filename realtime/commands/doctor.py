@@ -113,17 +113,17 @@ def describe_checkpoint(report: CheckpointReport) -> str:
 
 
 def checkpoint_files(folder: Path) -> Iterator[str]:
-    """What a folder of the embedded voice's family holds; weights are one file, or an index and the shards it names."""
+    """List the files of an embedded voice's folder; weights are one file, or an index and the shards it names."""
     if (folder / COSYVOICE3_FILE).exists():
         return
-    for room in ("", "speech_tokenizer/"):
-        yield f"{room}config.json"
-        if not (folder / room / INDEX).exists():
-            yield f"{room}model.safetensors"
+    for subfolder in ("", "speech_tokenizer/"):
+        yield f"{subfolder}config.json"
+        if not (folder / subfolder / INDEX).exists():
+            yield f"{subfolder}model.safetensors"
             continue
-        yield f"{room}{INDEX}"
-        index = json.loads((folder / room / INDEX).read_text(encoding="utf-8"))
-        yield from (f"{room}{shard}" for shard in sorted(set(index["weight_map"].values())))
+        yield f"{subfolder}{INDEX}"
+        index = json.loads((folder / subfolder / INDEX).read_text(encoding="utf-8"))
+        yield from (f"{subfolder}{shard}" for shard in sorted(set(index["weight_map"].values())))
 
 
 def check_readable(path: Path) -> None:

@@ -87,7 +87,7 @@ async def say(args: argparse.Namespace) -> int:
 
 
 def stored_voices() -> VoiceStore:
-    """Those that ``voicewire voices`` tells of. Raises ``ConfigError``."""
+    """Return the voices that ``voicewire voices`` lists. Raises ``ConfigError``."""
     return VoiceStore(voices_folder(load_config(None, os.environ).voices.folder))
 
 
@@ -160,7 +160,7 @@ async def write_audio(response: Response, output: Output, progress: SpeechProgre
 
 @contextmanager
 def cancel_on_sigint(response: Response) -> Iterator[None]:
-    """Ctrl-C ends the response and nothing else, so that its end is told and what was written stays whole."""
+    """Cancel only the response on Ctrl-C, so that its end is printed and the output stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, response.cancel)
     try:
@@ -171,7 +171,7 @@ def cancel_on_sigint(response: Response) -> Iterator[None]:
 
 
 class SpeechProgress:
-    """How far the speech is: one line on standard error, rewritten as it grows where that is a terminal."""
+    """Progress of the speech: one line on standard error, rewritten as it grows where that is a terminal."""
 
     def __init__(self, sample_rate: int, seed: int) -> None:
         self._sample_rate = sample_rate

@@ -70,7 +70,7 @@ def speech_options(args: argparse.Namespace) -> messages.MqttOpen:
 
 @asynccontextmanager
 async def feed_text(session: MqttClientSession, text: str) -> AsyncIterator[None]:
-    """While this lasts, the text is given: at once, or as it arrives on standard input."""
+    """Send the text while the context is open: at once, or as it arrives on standard input."""
     typing = asyncio.create_task(pump_text(session, text))
     try:
         yield
@@ -90,26 +90,26 @@ async def pump_text(session: MqttClientSession, text: str) -> None:
 
 
 async def write_audio(session: MqttClientSession, output: Output, progress: SpeechProgress) -> messages.MqttDone:
-    async for told in session:
-        match told:
+    async for event in session:
+        match event:
             case MqttAudio():
-                await output.write(told.data)
-                progress.add(len(told.data) // BYTES_PER_SAMPLE)
+                await output.write(event.data)
+                progress.add(len(event.data) // BYTES_PER_SAMPLE)
             case messages.MqttStarted():
-                for warning in told.warnings:
+                for warning in event.warnings:
                     print(warning, file=sys.stderr)
             case messages.MqttDone():
-                return told
+                return event
             case messages.MqttFailed():
-                raise ServerError(told.error.message)
+                raise ServerError(event.error.message)
             case messages.MqttClosed():
-                raise ServerError(f"the session was closed: {told.reason}")
-    raise AssertionError("what a session tells last is that it is closed")
+                raise ServerError(f"the session was closed: {event.reason}")
+    raise AssertionError("the last event of a session reports its close")
 
 
 @asynccontextmanager
 async def cancel_on_sigint(session: MqttClientSession) -> AsyncIterator[None]:
-    """Ctrl-C ends the reply and nothing else, so that its end is told and what was written stays whole."""
+    """Cancel only the reply on Ctrl-C, so that its end is printed and the output stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     cancels: list[asyncio.Task[None]] = []
     loop.add_signal_handler(

@@ -60,7 +60,7 @@ def settings(args: argparse.Namespace) -> ev.NativeSpeechSettings:
 
 @asynccontextmanager
 async def feed_text(client: NativeClient, args: argparse.Namespace) -> AsyncIterator[None]:
-    """While this lasts, the text is given: at once, or as it arrives on standard input."""
+    """Send the text while the context is open: at once, or as it arrives on standard input."""
     arriving = args.text == "-"
     text = "" if arriving else args.text
     create = ev.ResponseCreate(response_id=RESPONSE_ID, settings=settings(args), text=text, end=not arriving)
@@ -95,7 +95,7 @@ async def write_audio(client: NativeClient, output: Output, progress: SpeechProg
 
 @asynccontextmanager
 async def cancel_on_sigint(client: NativeClient) -> AsyncIterator[None]:
-    """Ctrl-C ends the response and nothing else, so that its end is told and what was written stays whole."""
+    """Cancel only the response on Ctrl-C, so that its end is printed and the output stays whole."""
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     cancels: list[asyncio.Task[None]] = []
     cancel = ev.ResponseCancel(response_id=RESPONSE_ID)

@@ -102,7 +102,7 @@ class StartupProgress:
 
 
 def print_address(config: ServerConfig, ports: Ports, progress: StartupProgress) -> None:
-    """Tell where to go, on standard output; programs read the last line."""
+    """Print the address on standard output; programs read the last line."""
     progress.stop()
     listen = config.listen
     secure = "s" if listen.tls_certificate and ports.tls is None else ""

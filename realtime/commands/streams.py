@@ -95,7 +95,7 @@ def find_player() -> str | None:
 
 
 async def open_output(path: Path | None, sample_rate: int) -> Output:
-    """Where speech goes: the file, standard output for ``-``, or a player."""
+    """Open the output of the speech: the file, standard output for ``-``, or a player."""
     if path == STANDARD_OUTPUT:
         return StandardOutput(sample_rate)
     if path is not None:
@@ -171,7 +171,7 @@ class AudioPlayer:
     @classmethod
     async def start(cls, path: str, sample_rate: int) -> AudioPlayer:
         arguments = PLAYERS[Path(path).name].format(rate=sample_rate).split()
-        # in a group of its own, so that Ctrl-C reaches us alone
+        # in a group of its own, so that Ctrl-C does not reach the player
         return cls(await asyncio.create_subprocess_exec(path, *arguments, stdin=PIPE, start_new_session=True))
 
     async def write(self, pcm: bytes) -> None:

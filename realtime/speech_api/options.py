@@ -67,7 +67,7 @@ class FileFormat(NamedTuple):
     can_stream: bool = True
 
 
-# The header of a FLAC file tells its length, and many readers insist on it.
+# The header of a FLAC file holds its length, and many readers insist on it.
 FILE_FORMATS = {
     "wav": FileFormat(Encoding.WAV, "audio/wav"),
     "pcm": FileFormat(Encoding.PCM_S16LE, "audio/pcm"),
@@ -99,17 +99,17 @@ def audio_format(body: SpeechRequestBody, default: str) -> AudioFormat:
 
 def delivery(body: SpeechRequestBody, default: str) -> Delivery:
     """Raises ``RequestRefused``."""
-    asked, field = body.stream_format, "stream_format"
-    if asked is None and body.stream:
-        asked, field = "sse", "stream"
-    if asked not in (None, "audio", "sse"):
+    delivery, field = body.stream_format, "stream_format"
+    if delivery is None and body.stream:
+        delivery, field = "sse", "stream"
+    if delivery not in (None, "audio", "sse"):
         raise RequestRefused(
-            "unsupported_format", f"stream_format must be audio or sse, is {asked[:40]!r}", "stream_format"
+            "unsupported_format", f"stream_format must be audio or sse, is {delivery[:40]!r}", "stream_format"
         )
     can_stream = file_format(body, default).can_stream
-    if asked is not None and not can_stream:
+    if delivery is not None and not can_stream:
         name = body.response_format or default
         raise RequestRefused("unsupported_format", f"{name} cannot be streamed, it is sent as a whole", field)
-    if asked is None and (body.stream is False or not can_stream):
+    if delivery is None and (body.stream is False or not can_stream):
         return Delivery.COMPLETE
-    return Delivery.EVENTS if asked == "sse" else Delivery.STREAM
+    return Delivery.EVENTS if delivery == "sse" else Delivery.STREAM

@@ -1,4 +1,4 @@
-"""How to speak, out of the fields of a request: all but the voice."""
+"""Read speech settings out of the fields of a request: all but the voice."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def usage(done: ResponseFinished, num_reference_frames: int) -> dict[str, Any]:
 
 
 def usage_headers(done: ResponseFinished, num_reference_frames: int) -> dict[str, str]:
-    told = usage(done, num_reference_frames)
-    headers = {f"X-Voicewire-{name.replace('_', '-').title()}": str(told[name]) for name in COUNTS}
+    counts = usage(done, num_reference_frames)
+    headers = {f"X-Voicewire-{name.replace('_', '-').title()}": str(counts[name]) for name in COUNTS}
     return headers | {"X-Voicewire-Audio-Ms": str(round(done.audio_ms))}
 
 
@@ -56,7 +56,7 @@ class SpeechJob:
 async def prepare_job(
     body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder | None = None
 ) -> SpeechJob:
-    """What can be told without listening to a recording is told first.
+    """What can be told without listening to a recording is counts first.
 
     Raises ``SpeechError``.
     """

@@ -30,12 +30,12 @@ class ListedVoice:
     created_s: int | None = None
 
     def contains(self, text: str) -> bool:
-        """Whether name or description hold the text, in any case."""
+        """Match the text in name or description, in any case."""
         return text.lower() in f"{self.name}\n{self.description}".lower()
 
 
 def listed_voices(info: EngineInfo, store: VoiceStore, caller: Principal) -> list[ListedVoice]:
-    """Those of the model, the caller's, then the shared ones. Reads files: call it in a worker thread."""
+    """List the voices of the model, the caller's, then the shared ones. Reads files: call it in a worker thread."""
     built_in = [
         ListedVoice(voice.name, voice.description, iso_codes(voice.languages), is_built_in=True)
         for voice in info.voices

@@ -1,4 +1,4 @@
-"""Who is to speak: a voice of the model, a stored one, or one that the request brings along."""
+"""Select the voice: a voice of the model, a stored one, or one that the request brings along."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def _clone(body: SpeechRequestBody, server: SpeechServer, listener: Refere
 
 
 def _embedding_only_clone(body: SpeechRequestBody, stored: StoredVoice | None, info: EngineInfo) -> ClonedVoice | None:
-    """Of a stored voice that could speak in context, where that is not wanted."""
+    """Return the embedding-only clone of a stored voice, where that is requested."""
     if stored is None or not body.x_vector_only_mode:
         return None
     if info.transcript_optional:  # the sound of the recording goes without its words

@@ -1,4 +1,4 @@
-"""The text side of calls: a WebSocket or HTTP by which an agent speaks into them and hears of them."""
+"""The text side of calls: a WebSocket or HTTP by which an agent sends replies and receives events."""
 
 from __future__ import annotations
 

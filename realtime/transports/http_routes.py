@@ -131,7 +131,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-    "Cache-Control": "no-cache",  # asked for again each time, answered by 304 while nothing changed
+    "Cache-Control": "no-cache",  # revalidated each time; 304 while nothing changed
 }
 
 
@@ -162,7 +162,7 @@ class FallbackMount(Mount):
 
 
 def page_folder(config: ServerConfig) -> Path | None:
-    """Where the page is; None where none was installed."""
+    """Return the page's folder; None where none was installed."""
     folder = Path(config.listen.page or PAGE)
     return folder if folder.is_dir() else None
 

@@ -118,7 +118,7 @@ class SpeechHttpProtocol(H11Protocol):
         self.cycle = None  # type: ignore[assignment]  # it refers to this object
 
     def fence(self) -> bool:
-        """Whether the line is closing; what is sent then is dropped."""
+        """Report a closing connection; what is sent then is dropped."""
         if self.transport.is_closing() and self.cycle is not None:
             self.cycle.disconnected = True
         return self.transport.is_closing()
@@ -201,7 +201,7 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self.close_timeout = cast(UvicornConfig, self.config).listen.close_timeout_s
         self._cutter: FrameSplitter | None = None
-        # A message has begun whose last frame has not come.
+        # A message has begun and its last frame has not arrived.
         self._in_pieces = False
 
     def data_received(self, data: bytes) -> None:
@@ -242,7 +242,7 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
             cast(dict[str, Any], self.scope["extensions"])[EXTENSION] = line
 
     def handle_cont(self, event: Frame) -> None:
-        """In one run of memory: a list takes fifty bytes more for each piece, eight for an empty one."""
+        """Join the pieces in one buffer: a list takes fifty bytes more for each piece, eight for an empty one."""
         if not isinstance(self.frames[0], bytearray):
             self.frames[0] = bytearray(self.frames[0])  # type: ignore[call-overload]
         self.frames[0] += event.data
@@ -408,7 +408,7 @@ def listening_sockets(settings: ListenSettings, share_port: bool = False) -> lis
 
 
 def warn_if_public_without_auth(name: str, sockets: list[socket.socket]) -> None:
-    """Of a port that asks for no key: other machines may reach it."""
+    """Warn of a port that needs no key: other machines may reach it."""
     hosts = [listener.getsockname()[0] for listener in sockets]
     if not all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host in hosts):
         log.warning("%s listens on a non-loopback address without authentication", name, extra={"host": hosts[0]})

@@ -78,8 +78,8 @@ async def speech_batch(request: Request) -> Response:
 async def _synthesize_all(items: list[dict[str, Any]], server: SpeechServer, caller: Principal) -> list[dict[str, Any]]:
     limits, session = server.config.limits, server.open_session(caller)
     at_once = asyncio.Semaphore(limits.max_active_responses_per_session)
-    room = ByteBudget(limits.max_http_response_bytes)
-    batch = SpeechBatch(server, caller, session, SharedReferenceEncoder(server.cloning), room, at_once)
+    budget = ByteBudget(limits.max_http_response_bytes)
+    batch = SpeechBatch(server, caller, session, SharedReferenceEncoder(server.cloning), budget, at_once)
     try:
         async with asyncio.TaskGroup() as tasks:
             spoken = [tasks.create_task(_synthesize_item(index, item, batch)) for index, item in enumerate(items)]
@@ -109,8 +109,8 @@ async def _synthesize(item: dict[str, Any], batch: SpeechBatch) -> dict[str, Any
     fields = {name: value for name, value in item.items() if name not in OF_STREAMS}
     order = await prepare_job(body_of(fields), batch.server, batch.caller, batch.listener)
     data, done = await speak_whole(order, batch.session, batch.byte_budget, batch.server.metrics)
-    told = {AUDIO: data, "media_type": order.media_type, "usage": usage(done, order.num_reference_frames)}
-    return told | ({"warning": order.warning} if order.warning else {})
+    result = {AUDIO: data, "media_type": order.media_type, "usage": usage(done, order.num_reference_frames)}
+    return result | ({"warning": order.warning} if order.warning else {})
 
 
 async def _encode_results(results: list[dict[str, Any]]) -> AsyncIterator[bytes]:

@@ -76,7 +76,7 @@ def check_limits(server: SpeechServer, caller: Principal) -> None:
 
 
 async def _answered(body: SpeechRequestBody, server: SpeechServer, caller: Principal) -> Response:
-    """As soon as there is sound; until then whatever goes wrong ends the session."""
+    """Answer from the first sound on; any failure before it ends the session."""
     order = await prepare_job(body, server, caller)
     session = server.open_session(caller)
     try:
@@ -92,8 +92,8 @@ async def _answer(order: SpeechJob, session: Session, room: ByteBudget, metrics:
     if order.delivery is Delivery.COMPLETE:
         data, done = await speak_whole(order, session, room, metrics)
         session.detach()
-        told = headers | usage_headers(done, order.num_reference_frames)
-        return Response(data, media_type=order.media_type, headers=told)
+        all_headers = headers | usage_headers(done, order.num_reference_frames)
+        return Response(data, media_type=order.media_type, headers=all_headers)
     response = start_response(order, session)
     is_events = order.delivery is Delivery.EVENTS
     content = _events(response, order) if is_events else _stream(response)

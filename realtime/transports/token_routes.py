@@ -74,20 +74,20 @@ class TokenEndpoint:
 
     def _ttl_s(self, body: Mapping[str, Any], longest_s: int) -> int:
         name = self._mint.ttl_field
-        asked = _found(body, name) if name else None
-        if asked is None:
+        requested = _found(body, name) if name else None
+        if requested is None:
             return min(self._mint.default_ttl_s, longest_s)
-        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked <= longest_s:
+        if isinstance(requested, bool) or not isinstance(requested, int) or not 1 <= requested <= longest_s:
             raise RequestRefused("invalid_request", f"{name} must be 1 to {longest_s} (auth.max_token_ttl_s)", name)
-        return asked
+        return requested
 
     def _scopes(self, body: Mapping[str, Any]) -> frozenset[TokenScope]:
-        if self._mint.scopes_field is None or (asked := body.get(self._mint.scopes_field)) is None:
+        if self._mint.scopes_field is None or (requested := body.get(self._mint.scopes_field)) is None:
             return frozenset({TokenScope.SPEECH})
         known = [scope.value for scope in TokenScope]
-        if not isinstance(asked, list) or not asked or any(one not in known for one in asked):
+        if not isinstance(requested, list) or not requested or any(one not in known for one in requested):
             raise RequestRefused("invalid_request", f"scopes must be a list of {' or '.join(known)}", "scopes")
-        return frozenset(map(TokenScope, asked))
+        return frozenset(map(TokenScope, requested))
 
 
 def _found(body: Any, name: str) -> Any:

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What the work gives, once the body of the request has been read.
+    """Return the result of the work, once the body of the request has been read.
 
     Raises ``RequestRefused`` when the client leaves first; by then the work has ended and given back what it held.
     """
@@ -64,7 +64,7 @@ M_co = TypeVar("M_co", bound=str | bytes, covariant=True)
 
 
 class MessageTransport(ABC):
-    # Of a WebSocket: with which the line was closed, once ``receive`` has said so.
+    # Close code of a WebSocket, set once ``receive`` has reported the close.
     close_code: int | None = None
 
     @abstractmethod
@@ -159,7 +159,7 @@ class WebSocketTransport(MessageTransport):
 
 
 class ResponseAborted(Exception):
-    """Speech broke off after the answer had begun; the connection is cut, so that the client can tell."""
+    """Speech broke off after the answer had begun; the connection is cut to show it."""
 
 
 async def read_limited_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -179,7 +179,7 @@ async def read_limited_body(request: Request, max_bytes: int, timeout_s: float) 
 
 
 class HttpTransport(MessageTransport):
-    """``head`` is asked with the first piece of the answer."""
+    """Call ``head`` with the first piece of the answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, head: Callable[[], Head]) -> None:
         self._scope, self._raw_receive, self._raw_send = scope, receive, send
@@ -240,7 +240,7 @@ class MessageSource(Protocol[M_co]):
 
 
 class MessageReader(Generic[M]):
-    """Of one line. A client that sends faster than is read does not delay others."""
+    """Hold the messages of one connection. A client that sends faster than is read does not delay others."""
 
     def __init__(self, line: MessageSource[M]) -> None:
         self._line = line

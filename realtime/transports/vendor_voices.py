@@ -97,7 +97,7 @@ def _category(voice: ListedVoice) -> str:
 
 
 def cartesia_page(voices: list[ListedVoice], query: QueryParams) -> dict[str, Any]:
-    """In the shape of ``Cartesia-Version`` 2025 and later. Raises ``RequestRefused``."""
+    """Answer in the shape of ``Cartesia-Version`` 2025 and later. Raises ``RequestRefused``."""
     limit, owner = whole_number(query, "limit", DEFAULT_PAGE, 1, MAX_PAGE), query.get("is_owner")
     text = query.get("q") or ""
     found = [

@@ -38,7 +38,7 @@ class UploadForm:
     files: dict[str, bytes]
 
     def text(self, *names: str) -> str:
-        """Of the first of these fields that is there."""
+        """Return the value of the first of these fields that is present."""
         return next((self.fields[name].strip() for name in names if name in self.fields), "")
 
     def file(self, *names: str) -> bytes | None:
@@ -46,7 +46,7 @@ class UploadForm:
 
 
 async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> UploadForm:
-    """Raises ``RequestRefused``, at once where a header tells that it must."""
+    """Raises ``RequestRefused``, at once where a header is enough to decide."""
     limit = max_file_bytes + MAX_FIELD_BYTES
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or b"boundary" not in options:
@@ -78,7 +78,7 @@ async def _limited(request: Request, limit: int, max_file_bytes: int) -> AsyncGe
 
 
 async def _taken(form: FormData, max_file_bytes: int) -> UploadForm:
-    """What the form holds, its temporary files closed."""
+    """Return the form's content and close its temporary files."""
     taken = UploadForm({}, {})
     try:
         for name, value in form.multi_items():
@@ -224,7 +224,7 @@ def _describe_voice(manifest: VoiceManifest, caller: Principal) -> dict[str, Any
     """Public fields of a stored voice; consent and transcript are for the owner's key only."""
     is_shared = manifest.owner == SHARED
     is_private = is_shared or caller.by_token
-    told = {
+    entry = {
         "name": manifest.name,
         "created_at": manifest.created_s,
         "model": manifest.model,
@@ -238,7 +238,7 @@ def _describe_voice(manifest: VoiceManifest, caller: Principal) -> dict[str, Any
         "ref_text": "" if is_private else manifest.transcript,
         "speaker_description": manifest.description,
     }
-    return told | {field: value for field, value in more.items() if value}
+    return entry | {field: value for field, value in more.items() if value}
 
 
 def _describe_built_in(voice: VoiceInfo) -> dict[str, Any]:

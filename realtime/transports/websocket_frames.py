@@ -50,7 +50,7 @@ class FrameSplitter:
             at += size
 
     def _size(self, head: bytes) -> int:
-        """Of the frame that begins so, or of as much as has to be there to tell."""
+        """Return the size of the frame, or of the part needed to compute it."""
         if len(head) < 2:
             return 2
         length = head[1] & LENGTH

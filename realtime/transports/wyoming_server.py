@@ -96,5 +96,5 @@ class WyomingServer:
 
 
 def codes(languages: tuple[str, ...]) -> list[str]:
-    """As Home Assistant names them."""
+    """Return the names that Home Assistant uses."""
     return [CODES.get(language.lower(), language) for language in languages if language != "auto"]

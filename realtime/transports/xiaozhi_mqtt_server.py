@@ -40,7 +40,7 @@ class XiaozhiMqttServer:
         self._settings = devices.server.config.xiaozhi
         self._udp = UdpServer(self._settings.max_packets_per_s)
         self._serving: set[asyncio.Task[None]] = set()
-        # Of them, that have shown who they are.
+        # Those among them that are authenticated.
         self._num_devices = 0
         # While it is open.
         self.port: int | None = None
@@ -158,12 +158,12 @@ class XiaozhiMqttServer:
         while (piece := await link.receive()) is not None:
             if found := list(reader.push(piece)):
                 return found[0], found[1:]
-        raise RemoteProtocolError("invalid_event", "the device left before it said who it is")
+        raise RemoteProtocolError("invalid_event", "the device left before it was authenticated")
 
     async def _admit(
         self, link: TcpStreamTransport, packet: mqtt.MqttPacket, host: str
     ) -> tuple[mqtt.ConnectPacket, Principal]:
-        """By its password, which is an API key. Raises ``RemoteProtocolError`` or ``RequestRefused``."""
+        """Authenticate by the password, which is an API key. Raises ``RemoteProtocolError`` or ``RequestRefused``."""
         code = mqtt.WRONG_LEVEL
         try:
             connect = mqtt.parse_connect(packet)

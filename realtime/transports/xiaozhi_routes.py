@@ -1,4 +1,4 @@
-"""Where xiaozhi devices connect by WebSocket; to agents each is a call."""
+"""Accept xiaozhi devices by WebSocket; to agents each is a call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_HEADER_CHARS = 128
 
 
 class XiaozhiService:
-    """What all devices share, however they come. ``aclose`` ends the threads of their encoders."""
+    """Shared state of all devices on any transport. ``aclose`` ends the threads of their encoders."""
 
     def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
         self.server, self._switchboard = server, switchboard
@@ -48,7 +48,7 @@ class XiaozhiService:
         version: int = 1,
         accept: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """With one of them, to its end. Raises ``SpeechError``, and then it was
+        """Serve one device to its end. Raises ``SpeechError``, and then it was
         not accepted."""
         self.server.check_connection_limits(caller)
         settings = self.server.config.xiaozhi

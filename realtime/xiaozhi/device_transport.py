@@ -29,7 +29,7 @@ from sessions.audio.pcm import pcm_to_s16le, s16le_to_pcm
 from sessions.clock import now_s
 from sessions.encoders import EncoderPool
 
-# Sent once the device's first packet tells where to: a second of sound.
+# Sent once the device's first packet gives the address: a second of sound.
 MAX_HELD_PACKETS = 16
 Address = tuple[Any, ...]
 
@@ -67,7 +67,7 @@ class UdpAudioStream:
             self._answer.send(datagram)
 
     def on_datagram(self, datagram: bytes, answer: UdpReplyPath) -> None:
-        """Only from the machine that holds the device's other line, and not faster than any device speaks."""
+        """Accept packets only from the host of the device's other connection, no faster than any device speaks."""
         if answer.address[0] != self._host or self._is_too_fast():
             return
         if (packet := self.crypto.decrypt(datagram)) is None:
@@ -99,7 +99,7 @@ class UdpProtocol(asyncio.DatagramProtocol):
         self._arrived(data, UdpReplyPath(self._transport, addr))
 
     def error_received(self, exc: Exception) -> None:
-        """A device that is gone; its other line tells."""
+        """Ignore a lost device; its other connection reports it."""
 
 
 class UdpServer:
@@ -112,7 +112,7 @@ class UdpServer:
 
     @asynccontextmanager
     async def open(self, host: str, port: int) -> AsyncIterator[None]:
-        """On every address of the host. Raises ``OSError``."""
+        """Listen on every address of the host. Raises ``OSError``."""
         loop = asyncio.get_running_loop()
         with ExitStack() as transports:
             for one in bound_sockets(host, port):
@@ -189,7 +189,7 @@ class XiaozhiTransport(MessageTransport):
         # For the next packet.
         self._gathered = bytearray()
         self._decoder = OpusDecoder(SAMPLE_RATE)
-        # The device was told so.
+        # Set once the device was notified of speech.
         self._speaking = asyncio.Event()
         # When the device will have played all that it was sent.
         self._played_s = 0.0

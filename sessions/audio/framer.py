@@ -38,7 +38,7 @@ class Framer:
         return [self._frame(signal[at : at + self.frame_samples]) for at in range(0, whole, self.frame_samples)]
 
     def flush(self) -> list[PcmFrame]:
-        """What is pending, padded with silence to one frame; nothing if nothing is pending. More may be pushed."""
+        """Return pending samples padded with silence to one frame; nothing if none are. More may be pushed."""
         if not self._rest.size:
             return []
         padding = self.frame_samples - self._rest.size

@@ -62,14 +62,14 @@ class OggOpusMuxer:
 def _split_into_pages(packets: Sequence[OpusPacket]) -> list[list[OpusPacket]]:
     """Groups of whole packets, as many as one page takes: 255 segments."""
     groups: list[list[OpusPacket]] = []
-    room = 0
+    free_segments = 0
     for packet in packets:
         needed = len(_lacing(packet.data))
-        if needed > room:
+        if needed > free_segments:
             groups.append([])
-            room = MAX_SEGMENTS
+            free_segments = MAX_SEGMENTS
         groups[-1].append(packet)
-        room -= needed
+        free_segments -= needed
     return groups
 
 

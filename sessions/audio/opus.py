@@ -43,7 +43,7 @@ class OpusSettings:
     complexity: int = 5
     application: OpusApplication = OpusApplication.VOIP
     vbr: bool = True
-    # Packets of one or two bytes while nothing is said.
+    # Packets of one or two bytes during silence.
     dtx: bool = False
     # Each packet also carries a coarse copy of the one before it; not below 10 ms a packet.
     inband_fec: bool = False
@@ -163,7 +163,7 @@ class OpusDecoder:
 
 
 def decode_all(packets: list[OpusPacket], settings: OpusSettings) -> Pcm:
-    """What was pushed into the encoder, sample for sample, as a listener hears it."""
+    """Decode all packets to as many samples as were pushed into the encoder."""
     decoder = OpusDecoder(settings.sample_rate, settings.pre_skip_samples)
     pcm = np.concatenate([EMPTY, *(decoder.decode(packet.data) for packet in packets)])
     return pcm[: pcm.size - packets[-1].padding_samples] if packets else pcm

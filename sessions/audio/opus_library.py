@@ -1,4 +1,4 @@
-"""Which libopus encodes and decodes: the one bundled with opuslib-next-bundled, else the system's."""
+"""Load libopus: the one bundled with opuslib-next-bundled, else the system's."""
 
 from __future__ import annotations
 

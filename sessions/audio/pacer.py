@@ -1,6 +1,6 @@
-"""How far ahead of the listener audio may be handed over, and when the next of it is due.
+"""Bound how far ahead of the listener audio is sent, and time the next of it.
 
-Two things tell where the listener is: the clock, which runs from the first audio on and stands still while there is
+Two sources give the listener's position: the clock, which runs from the first audio on and stands still while there is
 nothing to play, and the listener's own reports, from which the clock then runs on. Time is passed in, in seconds, by
 any clock that does not go back. A report is taken as of its arrival, so that the way it took makes the lead look
 longer than it is, never shorter.
@@ -48,7 +48,7 @@ class PacerSettings:
 
 
 class Pacer:
-    """Of one response. Positions count samples from its first one, at ``sample_rate``."""
+    """Pace one response. Positions count samples from its first one, at ``sample_rate``."""
 
     def __init__(self, sample_rate: int, settings: PacerSettings | None = None) -> None:
         self.sample_rate = sample_rate
@@ -60,7 +60,7 @@ class Pacer:
         self._anchor_samples, self._anchor_s = 0, math.inf
 
     def due_s(self, num_samples: int, now_s: float) -> float:
-        """When the next ``num_samples`` may be handed over, together; ``now_s`` if at once.
+        """Return when the next ``num_samples`` are due, together; ``now_s`` if at once.
 
         They keep within the lead. More than the whole lead at once is due when the listener has played all else.
         """
@@ -101,7 +101,7 @@ class Pacer:
         return self.handed_over_samples - self.played_samples(now_s)
 
     def underrun_deadline_s(self) -> float:
-        """When the listener has played, or had played, all that was handed over; ``inf`` before the first audio."""
+        """Return when all audio that was sent has been played; ``inf`` before the first audio."""
         return self._reached_s(self.handed_over_samples)
 
     def _underrun(self, now_s: float, cause: UnderrunCause) -> PlayoutUnderrun | None:

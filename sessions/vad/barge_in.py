@@ -48,7 +48,7 @@ class BargeInSettings:
 
 
 class VadFormat(NamedTuple):
-    """What windows are made of."""
+    """Audio format of windows."""
 
     encoding: str
     rate: int
@@ -132,7 +132,7 @@ class BargeInDetector:
 
 
 def window_sizes(rate: int) -> tuple[int, int, int]:
-    """Of a window, of the hop to the next, and of what comes before each."""
+    """Return the sizes of a window, of the hop to the next, and of the context before each."""
     return WINDOW_MS * rate // 1000, HOP_MS * rate // 1000, CONTEXT_MS * rate // 1000
 
 
@@ -173,7 +173,7 @@ def replay_skipped(tracks: Sequence[VadState], sound: VadFormat) -> None:
 
 
 def run_inference(shown: list[tuple[VadState, bytes]], sound: VadFormat) -> list[float]:
-    """How likely each is speech."""
+    """Return the speech probability of each window."""
     if not shown:
         return []
     tracks, windows = zip(*shown, strict=True)

@@ -29,7 +29,7 @@ class PlayoutLevel:
         self._frames.append((end, encoded_level_db(self._encoding, frame)))
 
     def truncate(self, position: int) -> None:
-        """What lies behind this position is not played."""
+        """Drop playout behind this position."""
         while self._frames and self._frames[-1][0] > position:
             self._frames.pop()
 

@@ -29,7 +29,7 @@ SILENCE = {"mulaw": b"\xff", "alaw": b"\xd5", "pcm_s16le": bytes(2), "pcm_f32le"
 
 
 def level_db(pcm: Pcm) -> float:
-    """Of full scale; ``SILENCE_DB`` for nothing at all."""
+    """Return the level relative to full scale; ``SILENCE_DB`` for digital silence."""
     power = float(np.mean(np.square(pcm, dtype=np.float64))) if pcm.size else 0.0
     return max(10.0 * float(np.log10(power)), SILENCE_DB) if power > 0 else SILENCE_DB
 
@@ -54,11 +54,11 @@ class NoiseFloor:
         self._quietest_db = math.inf
 
     def masks(self, level_db: float) -> bool:
-        """Whether a window as quiet as this is nothing but the line's noise."""
+        """Return True if a window at this level is only noise of the line."""
         return len(self._levels_db) == NUM_WINDOWS and level_db < self._quietest_db + self._margin_db
 
     def update(self, level_db: float, likely: float | None) -> None:
-        """A window was that likely speech. ``None``: it was not looked at, and tells only of less noise."""
+        """Record a window's speech probability. ``None``: no inference ran; it can only lower the floor."""
         if level_db < self._quietest_db - self._margin_db:
             self._levels_db.clear()
         if level_db < self._quietest_db or (likely is not None and likely < MAX_NOISE_PROBABILITY):
@@ -83,7 +83,7 @@ class OnsetDetector:
         self.speaking = False
 
     def push(self, likely: float) -> bool:
-        """Whether speech has just begun: it has been likely for ``min_speech_ms``."""
+        """Return True if speech has just begun: it has been likely for ``min_speech_ms``."""
         if self.speaking:
             self._run = self._run + 1 if likely < self._threshold - HYSTERESIS else 0
             if self._run >= self._num_silence:

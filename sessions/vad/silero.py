@@ -1,7 +1,7 @@
 """Speech probability by the Silero VAD model, run by onnxruntime alone.
 
 A small recurrent network looks at windows of 32 ms, each with a little of the sound before it. Windows of many sounds
-are looked at in one run: alone one takes 70 us, among 64 it takes 20.
+are processed in one run: alone one takes 70 us, among 64 it takes 20.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILE = Path("data") / "silero_vad.onnx"
 
 
 class VadState:
-    """What the network remembers of one sound, whose windows follow each other without a gap."""
+    """State of the network for one stream, whose windows follow each other without a gap."""
 
     def __init__(self) -> None:
         self.state: npt.NDArray[np.float32] = np.zeros(STATE_SHAPE, np.float32)
@@ -38,7 +38,7 @@ class VadState:
 def speech_probabilities(
     tracks: Sequence[VadState], windows: npt.NDArray[np.float32], sample_rate: int
 ) -> npt.NDArray[np.float32]:
-    """Of speech, 0 to 1, in the next window of each track. A window [context + window] has its ``CONTEXT_MS`` before
+    """Return probabilities (0 to 1) for each next window. A window [context + window] has its ``CONTEXT_MS`` before
     it. No track may be there twice."""
     state = np.concatenate([track.state for track in tracks], axis=1)
     inputs = {"input": windows, "state": state, "sr": np.array(sample_rate, np.int64)}

@@ -1,4 +1,4 @@
-"""Which encoder makes a stream of which format, at which rates, and how much sound it holds back."""
+"""Map formats to their stream encoders, at which rates, and how much sound it holds back."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ BYTES_OF_PCM: dict[Encoding, Callable[[Pcm], bytes]] = {
 
 
 def is_cpu_intensive(encoding: Encoding) -> bool:
-    """Whether encoding takes long enough to belong in a worker thread."""
+    """Return True if encoding belongs in a worker thread."""
     return encoding not in {*BYTES_OF_PCM, Encoding.WAV}
 
 
 def stream_encoder(audio: AudioFormat) -> StreamEncoder:
-    """For every encoding but bare Opus, whose packets are no stream. Nothing heavy is made before it is needed.
+    """Create any encoding but bare Opus, whose packets are no stream. Nothing heavy is made before it is needed.
 
     Raises ``UnsupportedFormat``, which names the field, the limit and the value.
     """
@@ -81,7 +81,7 @@ def opus_settings(audio: AudioFormat) -> OpusSettings:
 
 
 def _application(audio: AudioFormat) -> OpusApplication:
-    """With few bits, or copies of what may be lost, only one of them sounds well."""
+    """Select the Opus application: with few bits, or copies of what may be lost, only one of them sounds well."""
     is_good = audio.bitrate >= AUDIO_FROM_BITRATE and not audio.fec
     return OpusApplication.AUDIO if audio.application == "audio" and is_good else OpusApplication.VOIP
 

@@ -1,6 +1,6 @@
 """Decode a client's audio file to mono at the given rate, up to the given length.
 
-The input is not trusted. The container is told by its first bytes and opened as that and nothing else, so that no list
+The input is not trusted. The container is known by its first bytes and opened as that and nothing else, so that no list
 of files or addresses is ever followed; only decoders of the formats named are used; a length that is declared or
 decoded beyond the limit ends the work at once.
 """
@@ -90,7 +90,7 @@ def _check_stream(stream: AudioStream, max_s: float) -> None:
     codec: AudioCodecContext | None = stream.codec_context
     name = None if codec is None or codec.codec is None else codec.name
     if codec is None or name not in DECODERS:
-        raise InvalidRecording(f"audio is coded as {name or 'nothing we know'}; send {FORMATS}")
+        raise InvalidRecording(f"audio is coded as {name or 'an unknown codec'}; send {FORMATS}")
     if not 1 <= codec.sample_rate <= MAX_SOURCE_RATE:
         raise InvalidRecording(f"the sample rate must be 1 to {MAX_SOURCE_RATE}, is {codec.sample_rate}")
     if not 1 <= codec.channels <= MAX_CHANNELS:

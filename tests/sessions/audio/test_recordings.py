@@ -76,7 +76,7 @@ def test_what_is_no_recording_is_refused(data: bytes, words: str) -> None:
         decode_recording(data, RATE, 30)
 
 
-@pytest.mark.parametrize(("tag", "words"), [(0x9999, "coded as nothing we know"), (0x11, "coded as adpcm_ima_wav")])
+@pytest.mark.parametrize(("tag", "words"), [(0x9999, "coded as an unknown codec"), (0x11, "coded as adpcm_ima_wav")])
 def test_a_codec_that_is_not_ours_is_refused(tag: int, words: str) -> None:
     data = bytearray(wav_file(tone(1, 16_000), 16_000))
     data[20:22] = tag.to_bytes(2, "little")
