@@ -55,7 +55,7 @@ class VadFormat(NamedTuple):
 
 
 class VadWindow(NamedTuple):
-    """A window that waits to be looked at."""
+    """A window that waits for inference."""
 
     track: VadState
     # With its context.
@@ -65,7 +65,7 @@ class VadWindow(NamedTuple):
 
 
 class BargeInDetector:
-    """``hear`` takes sound in; its ``waiting`` looks, whose tracks alternate, are judged in order, and gone then."""
+    """Detects speech: ``push`` adds ``pending`` windows on alternating tracks; ``classify`` pops them in order."""
 
     def __init__(self, encoding: str, sample_rate: int, settings: BargeInSettings) -> None:
         self._resamples = sample_rate not in RATES
@@ -100,15 +100,15 @@ class BargeInDetector:
                 self.pending.append(VadWindow(next(self._tracks), window, own_db))
 
     def needs_inference(self, look: VadWindow, level_db: float) -> bool:
-        """Whether the network has to be asked about a window that is so loud. While we speak somebody may want to
-        interrupt us at any moment, and it is shown all there is."""
+        """Return True if a window at this level needs inference. During playout every window does, since the
+        caller may interrupt at any moment."""
         if not self._settings.noise_margin_db or look.playout_db > SILENCE_DB:
             return True
         return level_db >= self._threshold_db(look) and not self._noise.masks(level_db)
 
     def classify(self, likely: float | None, level_db: float) -> bool:
-        """How likely the next look is speech, if it was looked at, and how loud it is. Whether somebody has begun to
-        speak in it."""
+        """Record the next window's speech probability, ``None`` without inference, and its level. Return True if
+        speech has begun in it."""
         look = self.pending.popleft()
         self._noise.update(level_db, likely)
         heard = level_db >= self._threshold_db(look)
@@ -120,7 +120,7 @@ class BargeInDetector:
         return began
 
     def detect(self, data: bytes, own_db: float = SILENCE_DB) -> bool:
-        """Whether somebody has begun to speak in what is heard now, one look after the other."""
+        """Return True if speech has begun in this audio, window by window."""
         self.push(data, own_db)
         began = []
         while self.pending:
@@ -137,24 +137,24 @@ def window_sizes(rate: int) -> tuple[int, int, int]:
 
 
 def run_detector(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[BargeInDetector]:
-    """One window of each track by one run of the network. Gives those into which somebody has begun to speak.
+    """One window of each track by one run of the network. Return the detectors in which speech has begun.
 
     Tracks that missed some are shown these before; an ear with one that is not through yet judges nothing until then.
     """
     turns = [(ear, look) for ear in ears for look in itertools.islice(ear.pending, NUM_TRACKS)]
     levels = levels_db(decode_windows([look.window for _, look in turns], sound)[:, window_sizes(sound.rate)[2] :])
-    all_asked = [ear.needs_inference(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
-    replay_skipped([look.track for (_, look), asked in zip(turns, all_asked, strict=True) if asked], sound)
+    all_selected = [ear.needs_inference(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
+    replay_skipped([look.track for (_, look), selected in zip(turns, all_selected, strict=True) if selected], sound)
     shown: list[tuple[VadState, bytes]] = []
     # With the level, and which of those that are shown it is.
     judged: list[tuple[BargeInDetector, float, int | None]] = []
     behind: set[BargeInDetector] = set()
-    for (ear, look), level_db, asked in zip(turns, levels, all_asked, strict=True):
-        if asked and look.track.skipped:
+    for (ear, look), level_db, selected in zip(turns, levels, all_selected, strict=True):
+        if selected and look.track.skipped:
             behind.add(ear)
         elif ear in behind:
             continue
-        elif asked:
+        elif selected:
             judged.append((ear, level_db, len(shown)))
             shown.append((look.track, look.window))
         else:
@@ -165,7 +165,7 @@ def run_detector(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[Barg
 
 
 def replay_skipped(tracks: Sequence[VadState], sound: VadFormat) -> None:
-    """Show tracks what they missed, one window of each a run, as far as the work of a turn goes."""
+    """Run tracks over skipped windows, one window of each a run, as far as the work of a turn goes."""
     num_left = MAX_REPLAYED_WINDOWS
     while late := [track for track in tracks if track.skipped][: max(num_left - INFERENCE_OVERHEAD_WINDOWS, 0)]:
         run_inference([(track, track.skipped.popleft()) for track in late], sound)

@@ -83,6 +83,5 @@ class EchoThreshold:
             self._heard_db, self._own_db = max(self._heard_db, level_db), max(self._own_db, own_db)
 
     def on_speech_detected(self) -> None:
-        """What was heard last was the beginning of a voice; or the line brings back more than before, and has to be
-        learnt anew."""
+        """Restart the estimate: the last windows were speech, or the line returns more echo than before."""
         self._restart()

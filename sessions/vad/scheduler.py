@@ -1,4 +1,4 @@
-"""All callers' ears together: what each of them has heard is looked at in one run of the network, soon.
+"""Batch the pending windows of all callers into one run of the network.
 
 That is between two ticks: at these packets leave.
 """
@@ -23,7 +23,7 @@ class VadScheduler:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        # Those with something to look at; who has waited longest is first.
+        # Detectors with pending windows; the longest waiting is first.
         self._waiting: dict[BargeInDetector, OnSpeechStart] = {}
         self._timer: asyncio.Handle | None = None
 
@@ -61,7 +61,7 @@ class VadScheduler:
             self._waiting |= {ear: began for ear, began in begans.items() if ear.pending}
 
     def _select_batch(self) -> list[BargeInDetector]:
-        """Whose turn it is: at most one look for each track."""
+        """Select the next detectors: at most one window for each track."""
         taken: list[BargeInDetector] = []
         num_left = MAX_BATCH_WINDOWS
         for ear in self._waiting:
