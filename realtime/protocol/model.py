@@ -1,4 +1,4 @@
-"""The vocabulary of all wires: what a client asks for and what becomes of it, whatever its messages look like.
+"""The vocabulary of all wires: commands of clients and events for them, independent of message formats.
 
 A connection of a vendor's wire holds contexts, each a text that is spoken as one signal: its dialect turns messages
 into commands on contexts, and events of contexts into messages. A telephony dialect turns a provider's messages into
@@ -31,7 +31,7 @@ Cause = Literal["caller", "agent", "hang_up"]
 
 @dataclass(frozen=True, slots=True)
 class RequestedFormat:
-    """How a client wants its audio. Whether that can be served is not decided here."""
+    """The audio format that a client requests. Whether it can be served is checked elsewhere."""
 
     # One of ``sessions.config.Encoding``: ``pcm_s16le``, ``pcm_f32le``, ``mulaw``, ``alaw``, ``wav``, ``mp3``, ``aac``,
     # ``flac``, ``ogg_opus``, ``opus``.
@@ -39,13 +39,13 @@ class RequestedFormat:
     sample_rate: int = 24_000
     # Bits a second.
     bitrate: int | None = None
-    # Of bare Opus.
+    # Of Opus without a container.
     packet_ms: int = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechOptions:
-    """How a client wants a context to be spoken, in the terms of all dialects. Unsupported options become defaults."""
+    """Speech options of a context, common to all dialects. Unsupported options are replaced by defaults."""
 
     # The vendor's id or a name of this server.
     voice: str | None = None
@@ -55,42 +55,42 @@ class SpeechOptions:
     speed: float = 1.0
     instruct: str = ""
     word_times: bool = False
-    # As fast as it is made, for a client that gets it whole; else with a lead, on sockets.
+    # Send audio as fast as it is generated; otherwise with a lead.
     burst: bool = False
-    # Another lead than that of all vendors' wires.
+    # Lead in place of ``dialects.lead_ms``.
     lead_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHandshake:
-    """What a client said before its first message."""
+    """Path, query and headers of a client's handshake or request."""
 
     # The parameters in the path, such as ``voice_id``.
     path: Mapping[str, str]
     query: Mapping[str, str]
     # Names in lower case.
     headers: Mapping[str, str]
-    # Of this connection; random, for dialects that have to make up ids.
+    # Random, one for each connection; for dialects that create ids.
     request_id: str
     subprotocols: tuple[str, ...] = ()
 
 
-# --- what a dialect asks for
+# --- commands of dialects
 
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """A message of the vendor's, as it is; on HTTP a piece of the body."""
+    """Send a message as it is; on HTTP a piece of the body."""
 
     message: Message
-    # Of an error that says that a message was not acted on, which counts as an error of the connection.
+    # Error code if it refuses a message, which counts as an error of the connection.
     refused_code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AuthenticateKey:
-    """The key stood in a message (``DialectRoute.late_key``). Everything but ``SendMessage`` and ``Close`` needs it
-    first.
+    """Authenticate with a key from a message (``DialectRoute.late_key``). All commands but ``SendMessage`` and
+    ``CloseConnection`` need it first.
     """
 
     key: str
@@ -98,26 +98,26 @@ class AuthenticateKey:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Fields of ``POST /v1/audio/speech`` that hold for the contexts opened from now on, over those given before."""
+    """Apply fields of ``POST /v1/audio/speech`` to contexts opened later, over earlier fields."""
 
     fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenContext:
-    """A context begins; its id is free again once it has ``ContextEnded``. It takes a place only
+    """Open a context; its id is free again after ``ContextEnded``. It takes a place only
     with its first text.
     """
 
     context: str
     options: SpeechOptions
-    # Contexts of one line are spoken one after the other, in the order they were opened.
+    # Contexts of one track are spoken one after the other, in the order they were opened.
     track: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """A context of the native wire: it takes a place at once, and its settings are used as given or refused."""
+    """Create a response of the native wire at once. Its settings are used as given or refused."""
 
     context: str
     settings: NativeSpeechSettings
@@ -129,7 +129,7 @@ class CreateResponse:
 class AppendText:
     context: str
     text: str
-    # As with an ``End`` right behind; the engine then knows so from the start.
+    # As ``EndContext`` after it, but the engine knows it from the start.
     last: bool = False
 
 
@@ -142,7 +142,7 @@ class FlushContext:
 
 @dataclass(frozen=True, slots=True)
 class EndContext:
-    """No more text; answered by ``ContextEnded`` when all is spoken."""
+    """End the text; answered by ``ContextEnded`` when all is spoken."""
 
     context: str
 
@@ -157,7 +157,7 @@ class CancelContext:
 
 @dataclass(frozen=True, slots=True)
 class ReportPlayback:
-    """The listener has heard so much of a context; without an answer."""
+    """Report the listener's position; without an answer."""
 
     context: str
     played_ms: float
@@ -165,14 +165,14 @@ class ReportPlayback:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """What holds for the responses created from now on; answered by ``SessionUpdated``."""
+    """Change the settings of later responses; answered by ``SessionUpdated``."""
 
     settings: NativeSpeechSettings
 
 
 @dataclass(frozen=True, slots=True)
 class QueryHeard:
-    """What was heard of a context that has ended; answered by ``HeardReported``, or by ``HeardUnknown`` if it is
+    """Query what was heard of a context that has ended; answered by ``HeardReported``, or by ``HeardUnknown`` if it is
     forgotten."""
 
     context: str
@@ -181,7 +181,7 @@ class QueryHeard:
 
 @dataclass(frozen=True, slots=True)
 class FinishContexts:
-    """No more contexts; once all have ended, ``AllContextsEnded`` is told."""
+    """Open no more contexts; ``AllContextsEnded`` follows when all have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class CloseConnection:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """HTTP: answer with the error's status, or cut the body short if it has begun."""
+    """HTTP: answer with the error's status, or abort the body if it has begun."""
 
     error: ErrorInfo
 
@@ -218,12 +218,12 @@ DialectCommand = (
 )
 
 
-# --- what a dialect is told
+# --- events for dialects
 
 
 @dataclass(frozen=True, slots=True)
 class ContextOpened:
-    """``Open`` was heard. ``warnings`` tell what of the wish became a default."""
+    """The answer to ``OpenContext``. ``warnings`` name the options that became defaults."""
 
     context: str
     warnings: tuple[str, ...] = ()
@@ -241,17 +241,17 @@ class ResponseOpened:
 
 @dataclass(frozen=True, slots=True)
 class ContextAudio:
-    """Encoded as wished, in order. Times count from the first sample of the context."""
+    """Encoded audio, in order. Times count from the first sample of the context."""
 
     context: str
     data: bytes
     start_ms: float
     end_ms: float
-    # Of bare Opus: what ``data`` is made of.
+    # The parts of ``data``; for Opus without a container one packet each.
     packets: tuple[bytes, ...] = ()
     # 0, 1, 2 ... over the audio of the context.
     sequence: int = 0
-    # Of the first sample, as a decoder puts samples out.
+    # Position of the first sample, as a decoder outputs samples.
     start_sample: int = 0
 
 
@@ -264,7 +264,7 @@ class TimedWord:
     end_ms: float
     # One for each character of ``text``.
     char_ends_ms: tuple[float, ...]
-    # What is said for it, where that is something else: a number written out.
+    # The spoken form where it differs, such as a number in words.
     spoken: str = ""
     spoken_ends_ms: tuple[float, ...] = ()
     # Where it stands in all text of the context.
@@ -276,7 +276,7 @@ class TimedWord:
 
 @dataclass(frozen=True, slots=True)
 class ContextWords:
-    """Times of words, rising; about when their audio is told, before or after it. Only if they were wished."""
+    """Word times, ascending, near their audio. Only with ``SpeechOptions.word_times``."""
 
     context: str
     words: tuple[TimedWord, ...]
@@ -284,7 +284,7 @@ class ContextWords:
 
 @dataclass(frozen=True, slots=True)
 class ContextFlushed:
-    """All audio of the text up to a ``Flush`` was told."""
+    """All audio of the text up to a ``FlushContext`` was sent."""
 
     context: str
     end_ms: float
@@ -296,11 +296,11 @@ class ContextFlushed:
 
 @dataclass(frozen=True, slots=True)
 class ContextEnded:
-    """The one last event of a context."""
+    """The only terminal event of a context."""
 
     context: str
     status: Status = "completed"
-    # Of audio that was told.
+    # Duration of the audio that was sent.
     audio_ms: float = 0.0
     # The client's text up to the last word heard.
     heard: str = ""
@@ -325,14 +325,14 @@ class HeardReported:
 
 @dataclass(frozen=True, slots=True)
 class HeardUnknown:
-    """Others have ended since, and nothing is known of the context any more."""
+    """The answer to ``QueryHeard`` when the context is no longer retained."""
 
     context: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContextIdle:
-    """Nothing was said to a context, nor by it, for ``Dialect.context_timeout_s``. Told again and again."""
+    """A context had neither text nor audio for ``Dialect.context_timeout_s``. Repeated while that holds."""
 
     context: str
 
@@ -342,7 +342,7 @@ class AllContextsEnded:
     """After ``FinishContexts``: every context has ended."""
 
 
-# Of the native wire.
+# Events of the native wire about its session.
 SessionEvent = SessionCreated | SessionUpdated
 DialectEvent = (
     ContextOpened
@@ -358,12 +358,12 @@ DialectEvent = (
 )
 
 
-# --- what a telephony provider reports
+# --- events of telephony providers
 
 
 @dataclass(frozen=True, slots=True)
 class TelephonyFormat:
-    """Of both directions; mono."""
+    """Audio format of both directions; mono."""
 
     # ``mulaw``, ``alaw`` or ``pcm_s16le``.
     encoding: str = "mulaw"
@@ -378,7 +378,7 @@ class TelephonyFormat:
 class StreamStarted:
     """The call is connected; audio may flow."""
 
-    # The provider's.
+    # Id of the provider.
     call_id: str
     line: TelephonyFormat
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -387,7 +387,7 @@ class StreamStarted:
 @dataclass(frozen=True, slots=True)
 class CallerAudioReceived:
     data: bytes
-    # Rising with time, where the provider counts.
+    # Ascending packet number, where the provider has one.
     number: int | None = None
 
 
@@ -398,26 +398,26 @@ class DtmfReceived:
 
 @dataclass(frozen=True, slots=True)
 class MarkPlayed:
-    """All audio sent before the mark was played, or thrown away by a clear."""
+    """All audio before the mark was played, or dropped by a clear."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class FlowControl:
-    """The far buffer is full (``on``), or has room again."""
+    """The provider's buffer is full (``on``), or has room again."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteBargeIn:
-    """The far side itself noticed that its user speaks, or wants to."""
+    """The device detected that its user speaks, or wants to."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextReceived:
-    """The far side's user wrote something, or said what the device understands by itself."""
+    """The device's user wrote text, or spoke a word that the device recognizes."""
 
     text: str
 
@@ -439,7 +439,7 @@ TelephonyEvent = (
 )
 
 
-# --- what an agent asks for and receives
+# --- commands and events of agents
 
 
 class CommandBase(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
@@ -449,7 +449,7 @@ class CommandBase(Struct, frozen=True, kw_only=True, tag_field="type", forbid_un
 
 
 class SayCommand(CommandBase, tag="say", frozen=True):
-    """A reply, behind those that wait already. Unless it has its ``end``, more text may be appended."""
+    """Queue a reply. With ``end`` false more text may be appended."""
 
     text: str = ""
     reply_id: Id | None = None
@@ -462,24 +462,24 @@ class AppendCommand(CommandBase, tag="append", frozen=True):
 
 
 class MarkCommand(CommandBase, tag="mark", frozen=True):
-    """Tell ``call.mark`` when the caller has heard the reply's text up to here."""
+    """Request ``call.mark`` when the caller has heard the reply's text up to here."""
 
     reply_id: Id
     name: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class EndReplyCommand(CommandBase, tag="end", frozen=True):
-    """The reply has all its text."""
+    """End the text of a reply."""
 
     reply_id: Id
 
 
 class InterruptCommand(CommandBase, tag="interrupt", frozen=True):
-    """Stop speaking, and forget what waits."""
+    """Stop speaking, and drop queued replies."""
 
 
 class HangUpCommand(CommandBase, tag="hang_up", frozen=True):
-    # Once everything said so far was heard.
+    # Wait until all queued speech was played.
     after_speech: bool = False
 
 
@@ -487,7 +487,7 @@ Command = SayCommand | AppendCommand | MarkCommand | EndReplyCommand | Interrupt
 
 
 class EventBase(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=False):
-    """What an agent is told."""
+    """Base of the events for agents."""
 
 
 class CallConnected(EventBase, tag="call.connected", frozen=True):
@@ -541,14 +541,14 @@ class CallDtmf(EventBase, tag="call.dtmf", frozen=True):
 
 
 class CallerText(EventBase, tag="call.text", frozen=True):
-    """A device's user wrote this, or it is the word that woke the device."""
+    """Text that the device's user wrote, or the wake word."""
 
     call_id: str
     text: str
 
 
 class CallerBargeIn(EventBase, tag="call.barge_in", frozen=True):
-    """The caller speaks into a reply. ``reply.interrupted`` follows for each that was cut."""
+    """The caller interrupts. ``reply.interrupted`` follows for each reply that was cut."""
 
     call_id: str
 

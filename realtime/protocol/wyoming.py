@@ -95,14 +95,14 @@ class WyomingDialect(Dialect):
         voice = data.get("voice") or {}
         if not isinstance(voice, dict):
             raise RemoteProtocolError("invalid_event", "voice must be an object", "voice")
-        wish = model.SpeechOptions(
+        options = model.SpeechOptions(
             voice=_name(voice, "name"),
             language=_name(voice, "language"),
             format=model.RequestedFormat("pcm_s16le", self._format["rate"]),
             burst=True,
         )
         self._num_texts += 1
-        yield model.OpenContext(self._last, wish)
+        yield model.OpenContext(self._last, options)
 
     def _require_start(self, kind: str) -> str:
         if self._arriving is None:

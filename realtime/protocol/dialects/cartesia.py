@@ -74,14 +74,14 @@ class GenerationRequest(Struct):
         )
 
 
-def wire_format(asked: OutputFormat, containers: tuple[str, ...]) -> model.RequestedFormat:
+def wire_format(request: OutputFormat, containers: tuple[str, ...]) -> model.RequestedFormat:
     """Raises ``RemoteProtocolError``."""
-    container, sample_rate = asked.container or "raw", asked.sample_rate or DEFAULT_RATE
+    container, sample_rate = request.container or "raw", request.sample_rate or DEFAULT_RATE
     if container not in containers:
         raise _unsupported("container", containers, container)
     if container == "mp3":
-        return model.RequestedFormat("mp3", sample_rate, asked.bit_rate)
-    encoding = asked.encoding or "pcm_s16le"
+        return model.RequestedFormat("mp3", sample_rate, request.bit_rate)
+    encoding = request.encoding or "pcm_s16le"
     if encoding not in ENCODINGS:
         raise _unsupported("encoding", tuple(ENCODINGS), encoding)
     return model.RequestedFormat("wav" if container == "wav" else ENCODINGS[encoding], sample_rate)
@@ -132,12 +132,12 @@ class CartesiaDialect(Dialect):
         self._unnamed = itertools.count()
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        asked = parse_json(text_only(message), GenerationRequest)
-        context = require_context_id(asked.context_id or f"{self.handshake.request_id}-{next(self._unnamed)}")
-        if asked.cancel:
+        request = parse_json(text_only(message), GenerationRequest)
+        context = require_context_id(request.context_id or f"{self.handshake.request_id}-{next(self._unnamed)}")
+        if request.cancel:
             yield from self._cancel(context)
         else:
-            yield from self._generate(context, asked)
+            yield from self._generate(context, request)
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
@@ -158,33 +158,35 @@ class CartesiaDialect(Dialect):
                 yield from self._end(event)
 
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
-        told = error_fields(error, self.handshake.request_id)
-        yield model.SendMessage(dump(type="error", context_id=None, done=True, **told))
+        fields = error_fields(error, self.handshake.request_id)
+        yield model.SendMessage(dump(type="error", context_id=None, done=True, **fields))
 
     @classmethod
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
         return error_fields(error, ""), {}
 
-    def _generate(self, context: str, asked: GenerationRequest) -> Iterator[model.DialectCommand]:
+    def _generate(self, context: str, request: GenerationRequest) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(context)
         if spoken is None:
             try:
-                wish = asked.to_options(("raw",))
+                options = request.to_options(("raw",))
             except RemoteProtocolError as error:
                 yield replace(self._error(context, error.info), refused_code=error.code)
                 return
-            spoken = self._contexts[context] = CartesiaContext(bool(asked.use_normalized_timestamps))
-            yield model.OpenContext(context, wish)
+            spoken = self._contexts[context] = CartesiaContext(bool(request.use_normalized_timestamps))
+            yield model.OpenContext(context, options)
         if spoken.closed:
             closed = ErrorInfo("text_closed", "the context was closed by continue: false or a cancel")
             yield replace(self._error(context, closed, done=False), refused_code=closed.code)
             return
-        yield from self._write(context, spoken, asked)
+        yield from self._write(context, spoken, request)
 
-    def _write(self, context: str, spoken: CartesiaContext, asked: GenerationRequest) -> Iterator[model.DialectCommand]:
-        text = with_sentence_space(spoken.last_text, asked.transcript or "")
-        spoken.last_text, spoken.closed = text or spoken.last_text, not asked.continues
-        if asked.flush:
+    def _write(
+        self, context: str, spoken: CartesiaContext, request: GenerationRequest
+    ) -> Iterator[model.DialectCommand]:
+        text = with_sentence_space(spoken.last_text, request.transcript or "")
+        spoken.last_text, spoken.closed = text or spoken.last_text, not request.continues
+        if request.flush:
             yield model.AppendText(context, text)
             yield model.FlushContext(context)
             if spoken.closed:
@@ -217,21 +219,21 @@ class CartesiaDialect(Dialect):
         return model.SendMessage(dump(type=kind, context_id=context, done=False, status_code=RUNNING, **fields))
 
     def _error(self, context: str, error: ErrorInfo, done: bool = True) -> model.SendMessage:
-        told = error_fields(error, self.handshake.request_id)
-        return model.SendMessage(dump(type="error", context_id=context, done=done, **told))
+        fields = error_fields(error, self.handshake.request_id)
+        return model.SendMessage(dump(type="error", context_id=context, done=done, **fields))
 
 
 class CartesiaBytes(HttpDialect):
     containers: tuple[str, ...] = ("raw", "wav", "mp3")
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        asked = parse_json(message, GenerationRequest)
-        wish = asked.to_options(self.containers)
-        self._prepare(asked, wish)
-        yield from self.start_response(wish, asked.transcript or "", "transcript")
+        request = parse_json(message, GenerationRequest)
+        options = request.to_options(self.containers)
+        self._prepare(request, options)
+        yield from self.start_response(options, request.transcript or "", "transcript")
 
-    def _prepare(self, asked: GenerationRequest, wish: model.SpeechOptions) -> None:
-        self.media_type = MEDIA_TYPES.get(wish.format.encoding, "audio/pcm")
+    def _prepare(self, request: GenerationRequest, options: model.SpeechOptions) -> None:
+        self.media_type = MEDIA_TYPES.get(options.format.encoding, "audio/pcm")
 
     @classmethod
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -244,9 +246,9 @@ class CartesiaSse(CartesiaBytes):
 
     _begun = False
 
-    def _prepare(self, asked: GenerationRequest, wish: model.SpeechOptions) -> None:
-        self._context_id = asked.context_id
-        self._normalized = bool(asked.use_normalized_timestamps)
+    def _prepare(self, request: GenerationRequest, options: model.SpeechOptions) -> None:
+        self._context_id = request.context_id
+        self._normalized = bool(request.use_normalized_timestamps)
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:

@@ -144,10 +144,10 @@ class DeepgramDialect(Dialect):
         )
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        said = parse_json(text_only(message), DeepgramMessage)
-        match said.type:
+        parsed = parse_json(text_only(message), DeepgramMessage)
+        match parsed.type:
             case "Speak":
-                yield from self._append(said.text or "")
+                yield from self._append(parsed.text or "")
             case "Flush":
                 yield from self._flush()
             case "Clear":
@@ -157,7 +157,7 @@ class DeepgramDialect(Dialect):
             case "KeepAlive":
                 pass
             case _:
-                message = f"type must be Speak, Flush, Clear or Close, is {said.type[:40]!r}"
+                message = f"type must be Speak, Flush, Clear or Close, is {parsed.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
@@ -236,8 +236,8 @@ class DeepgramDialect(Dialect):
         return self._send(kind, sequence_id=number)
 
     def _error(self, error: ErrorInfo) -> model.SendMessage:
-        told = {"description": error.message, "code": error.code}
-        return self._send("Error", **told, err_msg=error.message, err_code=error.code)
+        fields = {"description": error.message, "code": error.code}
+        return self._send("Error", **fields, err_msg=error.message, err_code=error.code)
 
     def _send(self, kind: str, **fields: Any) -> model.SendMessage:
         return model.SendMessage(dump(type=kind, **fields))

@@ -102,20 +102,20 @@ class DeepgramFluxDialect(Dialect):
         )
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        said = parse_json(text_only(message), FluxMessage)
-        match said.type:
+        parsed = parse_json(text_only(message), FluxMessage)
+        match parsed.type:
             case "Speak":
-                yield from self._append(said.text or "")
+                yield from self._append(parsed.text or "")
             case "Flush":
                 yield from self._flush()
             case "Interrupt":
-                yield from self._interrupt(said.playback_offset)
+                yield from self._interrupt(parsed.playback_offset)
             case "Configure":
-                yield from self._configure(said.speed)
+                yield from self._configure(parsed.speed)
             case "Close":
                 yield from self._finish()
             case _:
-                message = f"type must be Speak, Flush, Interrupt, Configure or Close, is {said.type[:40]!r}"
+                message = f"type must be Speak, Flush, Interrupt, Configure or Close, is {parsed.type[:40]!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
@@ -198,8 +198,8 @@ class DeepgramFluxDialect(Dialect):
         low, high = SPEEDS
         if speed is not None and not low <= speed <= high:
             description = f"speed must be {low} to {high}"
-            told = {"code": "SPEED_OUT_OF_RANGE", "field": "speed", "value": speed, "description": description}
-            yield self._send("ConfigureFailure", **told)
+            fields = {"code": "SPEED_OUT_OF_RANGE", "field": "speed", "value": speed, "description": description}
+            yield self._send("ConfigureFailure", **fields)
             return
         assert self.options is not None
         if speed is not None:

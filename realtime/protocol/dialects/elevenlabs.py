@@ -85,17 +85,17 @@ class ElevenLabsSocket(Dialect, Generic[S]):
         self._contexts: dict[str, S] = {}
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        said = parse_json(text_only(message), ElevenLabsMessage)
-        if said.key:
-            yield model.AuthenticateKey(said.key)
-        if said.close_socket:
+        parsed = parse_json(text_only(message), ElevenLabsMessage)
+        if parsed.key:
+            yield model.AuthenticateKey(parsed.key)
+        if parsed.close_socket:
             yield from self._close_all()
             return
-        name = DEFAULT_CONTEXT if self.single else said.context_id or said.camel_context_id or DEFAULT_CONTEXT
-        if said.close_context:
+        name = DEFAULT_CONTEXT if self.single else parsed.context_id or parsed.camel_context_id or DEFAULT_CONTEXT
+        if parsed.close_context:
             yield from self._close_context(require_context_id(name))
         else:
-            yield from self._write(require_context_id(name), said)
+            yield from self._write(require_context_id(name), parsed)
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         if isinstance(event, model.AllContextsEnded):
@@ -116,34 +116,34 @@ class ElevenLabsSocket(Dialect, Generic[S]):
     # --- what a client says
 
     @abstractmethod
-    def _begins(self, said: ElevenLabsMessage) -> bool:
+    def _begins(self, parsed: ElevenLabsMessage) -> bool:
         """Whether a context opens with it; else it is a sign of life, or a flush of nothing."""
 
     @abstractmethod
-    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[S, model.OpenContext]: ...
+    def _open(self, name: str, parsed: ElevenLabsMessage) -> tuple[S, model.OpenContext]: ...
 
     @abstractmethod
-    def _append(self, spoken: S, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
+    def _append(self, spoken: S, parsed: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         """At least a sign of life. A flush of the message is not its business."""
 
-    def _write(self, name: str, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
+    def _write(self, name: str, parsed: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(name)
         if spoken is None:
-            if not self._begins(said):
+            if not self._begins(parsed):
                 return
-            spoken, opening = self._open(name, said)
+            spoken, opening = self._open(name, parsed)
             self._contexts[name] = spoken
             yield opening
-        says_something = _has_text(said)
+        says_something = _has_text(parsed)
         if spoken.closed:
             if says_something and not self.single:
                 error = ErrorInfo(code="text_closed", message="text after the close of its context")
                 yield replace(self._error(spoken, error), refused_code=error.code)
             return
-        yield from self._append(spoken, said)
-        if said.flush:
+        yield from self._append(spoken, parsed)
+        if parsed.flush:
             yield from self._flush(spoken)
-        if said.flush or says_something:
+        if parsed.flush or says_something:
             spoken.flushed = not says_something
 
     def _flush(self, spoken: S) -> Iterator[model.DialectCommand]:
@@ -253,8 +253,8 @@ class ElevenLabsSocket(Dialect, Generic[S]):
         return {} if self.single else self._named(spoken)
 
 
-def _has_text(said: ElevenLabsMessage) -> bool:
-    return bool((said.text or "").strip()) or any(line.text.strip() for line in said.inputs or ())
+def _has_text(parsed: ElevenLabsMessage) -> bool:
+    return bool((parsed.text or "").strip()) or any(line.text.strip() for line in parsed.inputs or ())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,17 +273,17 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
         # Times run over the whole context; else they begin anew with every message.
         self._absolute = is_true(handshake.query.get("sync_alignment"))
 
-    def _begins(self, said: ElevenLabsMessage) -> bool:
-        return bool(said.text)
+    def _begins(self, parsed: ElevenLabsMessage) -> bool:
+        return bool(parsed.text)
 
-    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsTextContext, model.OpenContext]:
+    def _open(self, name: str, parsed: ElevenLabsMessage) -> tuple[ElevenLabsTextContext, model.OpenContext]:
         assert self.options is not None
-        speed = said.voice_settings.speed if said.voice_settings else None
-        wish = self.options if speed is None else replace(self.options, speed=speed)
-        return ElevenLabsTextContext(name=name), model.OpenContext(name, wish)
+        speed = parsed.voice_settings.speed if parsed.voice_settings else None
+        options = self.options if speed is None else replace(self.options, speed=speed)
+        return ElevenLabsTextContext(name=name), model.OpenContext(name, options)
 
-    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
-        text = said.text or ""
+    def _append(self, spoken: ElevenLabsTextContext, parsed: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
+        text = parsed.text or ""
         yield model.AppendText(spoken.name, self._with_space(spoken, text))
         spoken.last_text = text or spoken.last_text
 
@@ -299,13 +299,13 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
 
     def _send(self, spoken: ElevenLabsTextContext, audio: str | None) -> model.SendMessage:
         words, spoken.words = spoken.words, []
-        told = alignment(characters(words), spoken.base_ms)
+        fields = alignment(characters(words), spoken.base_ms)
         normalized = alignment(characters(words, spoken=True), spoken.base_ms)
         if words and not self._absolute:
             spoken.base_ms = words[-1].end_ms
         named = self._named_if_many(spoken)
         return model.SendMessage(
-            dump(audio=audio, isFinal=None, alignment=told, normalizedAlignment=normalized, **named)
+            dump(audio=audio, isFinal=None, alignment=fields, normalizedAlignment=normalized, **named)
         )
 
     def _final(self) -> dict[str, Any]:
@@ -321,14 +321,14 @@ class ElevenLabsStreamInput(ElevenLabsMultiStream):
 
     single = True
 
-    def _begins(self, said: ElevenLabsMessage) -> bool:
-        return said.text is not None
+    def _begins(self, parsed: ElevenLabsMessage) -> bool:
+        return parsed.text is not None
 
-    def _append(self, spoken: ElevenLabsTextContext, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
-        if said.text == "":
+    def _append(self, spoken: ElevenLabsTextContext, parsed: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
+        if parsed.text == "":
             yield from self._end_text(spoken)
         else:
-            yield from super()._append(spoken, said)
+            yield from super()._append(spoken, parsed)
 
     def _close_context(self, name: str) -> Iterator[model.DialectCommand]:
         """Not of this socket, and plain enough."""

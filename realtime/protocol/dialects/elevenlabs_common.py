@@ -84,8 +84,8 @@ def parse_options(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
 
 
 def error_fields(error: ErrorInfo, close: int) -> dict[str, Any]:
-    told = {"message": error.message, "error": STATUSES.get(error.code, error.code), "code": close}
-    return told if error.param is None else told | {"param": error.param}
+    fields = {"message": error.message, "error": STATUSES.get(error.code, error.code), "code": close}
+    return fields if error.param is None else fields | {"param": error.param}
 
 
 def error_answer(error: ErrorInfo) -> dict[str, Any]:
@@ -156,9 +156,9 @@ def alignment(chars: Sequence[TimedChar], base_ms: float) -> dict[str, Any] | No
 
 def snake_alignment(chars: Sequence[TimedChar], base_ms: float) -> dict[str, Any] | None:
     """As text-to-dialogue tells the same."""
-    told = alignment(chars, base_ms)
+    fields = alignment(chars, base_ms)
     names = {"chars": "chars", "charStartTimesMs": "char_start_times_ms", "charDurationsMs": "char_durations_ms"}
-    return told and {names[name]: values for name, values in told.items()}
+    return fields and {names[name]: values for name, values in fields.items()}
 
 
 def alignment_s(chars: Sequence[TimedChar]) -> dict[str, Any] | None:

@@ -63,15 +63,15 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         self._fills = is_true(handshake.query.get("sync_alignment"))
         self._numbers = itertools.count()
 
-    def _begins(self, said: ElevenLabsMessage) -> bool:
-        return bool(said.voices or said.inputs)
+    def _begins(self, parsed: ElevenLabsMessage) -> bool:
+        return bool(parsed.voices or parsed.inputs)
 
-    def _open(self, name: str, said: ElevenLabsMessage) -> tuple[ElevenLabsDialogueContext, model.OpenContext]:
+    def _open(self, name: str, parsed: ElevenLabsMessage) -> tuple[ElevenLabsDialogueContext, model.OpenContext]:
         assert self.options is not None
-        named = [*(line.voice_id for line in said.inputs or () if line.voice_id), *(said.voices or ())]
-        speed = said.voice_settings.speed if said.voice_settings else None
-        wish = replace(self.options, voice=named[0] if named else None, speed=speed or self.options.speed)
-        spoken = ElevenLabsDialogueContext(name=name, options=wish)
+        named = [*(line.voice_id for line in parsed.inputs or () if line.voice_id), *(parsed.voices or ())]
+        speed = parsed.voice_settings.speed if parsed.voice_settings else None
+        options = replace(self.options, voice=named[0] if named else None, speed=speed or self.options.speed)
+        spoken = ElevenLabsDialogueContext(name=name, options=options)
         return spoken, self._begin_part(spoken)
 
     def _begin_part(self, spoken: ElevenLabsDialogueContext) -> model.OpenContext:
@@ -79,10 +79,10 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         spoken.parts.append(part)
         return model.OpenContext(part, spoken.options, track=spoken.name)
 
-    def _append(self, spoken: ElevenLabsDialogueContext, said: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
-        for line in said.inputs or ():
+    def _append(self, spoken: ElevenLabsDialogueContext, parsed: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
+        for line in parsed.inputs or ():
             yield from self._append_line(spoken, line)
-        if not said.inputs:
+        if not parsed.inputs:
             yield model.AppendText(self._part(spoken), "")
 
     def _append_line(self, spoken: ElevenLabsDialogueContext, line: DialogueLine) -> Iterator[model.DialectCommand]:

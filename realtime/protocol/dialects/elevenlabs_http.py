@@ -95,9 +95,9 @@ class ElevenLabsDialogueStream(ElevenLabsStream):
         if len(parts) > 1 and self.options.format.encoding == "wav":
             raise RemoteProtocolError("unsupported_format", "a WAV file holds one voice only", "output_format")
         self._num_left = len(parts)
-        wish = replace(self.options, language=body.language_code or self.options.language, seed=body.seed)
+        options = replace(self.options, language=body.language_code or self.options.language, seed=body.seed)
         for number, (voice, text) in enumerate(parts):
-            yield model.OpenContext(str(number), replace(wish, voice=voice))
+            yield model.OpenContext(str(number), replace(options, voice=voice))
             yield model.AppendText(str(number), text, last=True)
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:

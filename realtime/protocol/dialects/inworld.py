@@ -99,17 +99,17 @@ class InworldDialect(Dialect):
         self._contexts: dict[str, InworldContext] = {}
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        said = parse_json(text_only(message), InworldMessage)
-        context = require_context_id(said.context_id or "")
-        if said.create is not None:
-            yield from self._create(context, said.create)
-        if said.send_text is not None and said.send_text.text:
-            yield from self._write(context, said.send_text.text)
-        if said.flush_context is not None:
+        parsed = parse_json(text_only(message), InworldMessage)
+        context = require_context_id(parsed.context_id or "")
+        if parsed.create is not None:
+            yield from self._create(context, parsed.create)
+        if parsed.send_text is not None and parsed.send_text.text:
+            yield from self._write(context, parsed.send_text.text)
+        if parsed.flush_context is not None:
             yield from self._flush(context)
-        if said.close_context is not None:
+        if parsed.close_context is not None:
             yield from self._close(context)
-        if said.cancel_context is not None and context in self._contexts:
+        if parsed.cancel_context is not None and context in self._contexts:
             yield model.CancelContext(context)
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
@@ -141,13 +141,13 @@ class InworldDialect(Dialect):
             yield self._failed(context, 6, f"Context {context[:40]!r} exists already")
             return
         try:
-            wish = create.to_options
+            options = create.to_options
         except RemoteProtocolError as error:
             yield self._failed(context, 3, str(error))
             return
         self._contexts[context] = InworldContext(create.timestamp_type == "CHARACTER")
         yield self._result(context, contextCreated={})
-        yield model.OpenContext(context, wish)
+        yield model.OpenContext(context, options)
 
     def _write(self, context: str, text: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(context)

@@ -60,15 +60,15 @@ class KyutaiDialect(Dialect):
             return self._append(message)
         if message == END_OF_TEXT:
             return self._end()
-        said = _unpacked(message)
-        match said.type:
+        parsed = _unpacked(message)
+        match parsed.type:
             case "Text":
-                return self._append(said.text)
+                return self._append(parsed.text)
             case "Eos":
                 return self._end()
             case "Voice":
                 return ()
-        raise RemoteProtocolError("unknown_event", f"type must be Text, Voice or Eos, is {said.type[:40]!r}", "type")
+        raise RemoteProtocolError("unknown_event", f"type must be Text, Voice or Eos, is {parsed.type[:40]!r}", "type")
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
@@ -142,5 +142,5 @@ class KyutaiHttp(HttpDialect):
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         body = parse_json(message, KyutaiBody)
         voice = body.voice if isinstance(body.voice, str) else next(iter(body.voice or ()), None)
-        wish = model.SpeechOptions(voice=voice, format=model.RequestedFormat("wav", SAMPLE_RATE), seed=body.seed)
-        yield from self.start_response(wish, body.text)
+        options = model.SpeechOptions(voice=voice, format=model.RequestedFormat("wav", SAMPLE_RATE), seed=body.seed)
+        yield from self.start_response(options, body.text)

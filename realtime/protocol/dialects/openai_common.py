@@ -98,13 +98,13 @@ def merged(session: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
     return {**known, **update, "id": session["id"], "object": session["object"], "audio": audio}
 
 
-def parse_options(session: dict[str, Any], asked: OpenAIResponseParams | None) -> SpeechOptions:
+def parse_options(session: dict[str, Any], request: OpenAIResponseParams | None) -> SpeechOptions:
     """Raises ``RemoteProtocolError``."""
-    modalities = (asked and asked.output_modalities) or session.get("output_modalities") or ["audio"]
+    modalities = (request and request.output_modalities) or session.get("output_modalities") or ["audio"]
     if not isinstance(modalities, list) or "audio" not in modalities:
         raise RemoteProtocolError("invalid_request", "output_modalities must hold audio", "output_modalities")
     output = dict(session["audio"]["output"])
-    given = ((asked and asked.audio) or {}).get("output")
+    given = ((request and request.audio) or {}).get("output")
     output |= given if isinstance(given, dict) else {}
     speed = output.get("speed")
     return SpeechOptions(

@@ -145,8 +145,8 @@ class OpenAIConversation:
         before = self._evict_old_items(item_id, {**about, "role": item.role, "content": content})
         if item.role == "user" and item.type == "message":
             self._unspoken[item_id] = item
-        told = {None: before, "root": None}
-        return item_id, told.get(previous_item_id, previous_item_id)
+        fields = {None: before, "root": None}
+        return item_id, fields.get(previous_item_id, previous_item_id)
 
     def item(self, item_id: str) -> dict[str, Any]:
         """Raises ``RemoteProtocolError``."""

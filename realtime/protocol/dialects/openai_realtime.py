@@ -53,21 +53,21 @@ class OpenAIRealtimeDialect(Dialect):
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         self._client_event = None
-        said = parse_json(text_only(message), OpenAIClientEvent)
-        self._client_event = (said.event_id or "")[:MAX_EVENT_ID_CHARS] or None
-        match said.type:
+        parsed = parse_json(text_only(message), OpenAIClientEvent)
+        self._client_event = (parsed.event_id or "")[:MAX_EVENT_ID_CHARS] or None
+        match parsed.type:
             case "session.update":
-                yield from self._update(said.session or {})
+                yield from self._update(parsed.session or {})
             case "conversation.item.create":
-                yield from self._add(said)
+                yield from self._add(parsed)
             case "conversation.item.retrieve" | "conversation.item.delete" | "conversation.item.truncate":
-                yield from self._touch_item(said)
+                yield from self._touch_item(parsed)
             case "response.create":
-                yield from self._create(said.response or OpenAIResponseParams())
+                yield from self._create(parsed.response or OpenAIResponseParams())
             case "response.cancel":
-                yield from self._cancel(said.response_id)
+                yield from self._cancel(parsed.response_id)
             case "input_text_buffer.append":
-                yield from self._append(said.delta)
+                yield from self._append(parsed.delta)
             case "input_text_buffer.commit":
                 yield from self._commit()
             case "input_audio_buffer.clear":
@@ -104,69 +104,69 @@ class OpenAIRealtimeDialect(Dialect):
         self._session = session
         yield self._send("session.updated", session=self._session)
 
-    def _add(self, said: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
-        if said.item is None:
+    def _add(self, parsed: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
+        if parsed.item is None:
             raise RemoteProtocolError("invalid_event", "item is missing", "item")
-        if said.item.id is not None:
-            require_context_id(said.item.id)
-        item_id, before = self._conversation.add(said.item, said.previous_item_id)
+        if parsed.item.id is not None:
+            require_context_id(parsed.item.id)
+        item_id, before = self._conversation.add(parsed.item, parsed.previous_item_id)
         yield from self._send_item(self._conversation.item(item_id), before)
 
     def _send_item(self, item: dict[str, Any], before: str | None) -> Iterator[model.DialectCommand]:
         for kind in ("conversation.item.added", "conversation.item.done"):
             yield self._send(kind, previous_item_id=before, item=item)
 
-    def _touch_item(self, said: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
-        item_id = said.item_id or ""
+    def _touch_item(self, parsed: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
+        item_id = parsed.item_id or ""
         item = self._conversation.item(item_id)
-        match said.type.rpartition(".")[2]:
+        match parsed.type.rpartition(".")[2]:
             case "retrieve":
                 yield self._send("conversation.item.retrieved", item=item)
             case "delete":
                 self._conversation.delete(item_id)
                 yield self._send("conversation.item.deleted", item_id=item_id)
             case _:
-                yield from self._truncate(item_id, said)
+                yield from self._truncate(item_id, parsed)
 
-    def _truncate(self, item_id: str, said: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
+    def _truncate(self, item_id: str, parsed: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
         """Of a reply: what was heard by then becomes its text; one that still speaks is cut."""
         context = self._conversation.context_of(item_id)
         if context is not None and self._conversation.reply(context) is not None:
-            yield model.CancelContext(context, said.audio_end_ms)
+            yield model.CancelContext(context, parsed.audio_end_ms)
         elif context is not None:
-            yield model.QueryHeard(context, said.audio_end_ms)
-        place = {"content_index": said.content_index, "audio_end_ms": round(said.audio_end_ms)}
+            yield model.QueryHeard(context, parsed.audio_end_ms)
+        place = {"content_index": parsed.content_index, "audio_end_ms": round(parsed.audio_end_ms)}
         yield self._send("conversation.item.truncated", item_id=item_id, **place)
 
-    def _create(self, asked: OpenAIResponseParams) -> Iterator[model.DialectCommand]:
-        in_conversation = asked.conversation != "none"
+    def _create(self, request: OpenAIResponseParams) -> Iterator[model.DialectCommand]:
+        in_conversation = request.conversation != "none"
         if in_conversation and self._conversation.speaking is not None:
             message = "the conversation has an active response"
             raise RemoteProtocolError("conversation_already_has_active_response", message)
-        wish = parse_options(self._session, asked)
-        check_items(asked.input or [], "response.input")
-        items = asked.input if asked.input is not None else self._conversation.pending_text(take=in_conversation)
+        options = parse_options(self._session, request)
+        check_items(request.input or [], "response.input")
+        items = request.input if request.input is not None else self._conversation.pending_text(take=in_conversation)
         text = " ".join(stripped for item in items if (stripped := item.text.strip()))
         if not text:
-            raise self._no_text(asked)
-        reply = self._conversation.begin(in_conversation, asked.metadata)
-        yield from self._begin(reply, wish)
+            raise self._no_text(request)
+        reply = self._conversation.begin(in_conversation, request.metadata)
+        yield from self._begin(reply, options)
         reply.text = text
         yield model.AppendText(reply.context, text, last=True)
 
-    def _no_text(self, asked: OpenAIResponseParams) -> RemoteProtocolError:
+    def _no_text(self, request: OpenAIResponseParams) -> RemoteProtocolError:
         message = "the response has no text to speak: its input items, or the user's items, are empty"
-        if asked.instructions or self._session.get("instructions"):
+        if request.instructions or self._session.get("instructions"):
             message += "; instructions are for a language model, and this server has none"
         return RemoteProtocolError("response_input_empty", message, "response.input")
 
     def _append(self, delta: str) -> Iterator[model.DialectCommand]:
         reply = self._conversation.speaking
         if reply is None:
-            wish = parse_options(self._session, None)
+            options = parse_options(self._session, None)
             reply = self._conversation.begin(True, None)
             reply.takes_text = True
-            yield from self._begin(reply, wish)
+            yield from self._begin(reply, options)
         elif not reply.takes_text:
             message = "the conversation has an active response, whose text is whole"
             raise RemoteProtocolError("conversation_already_has_active_response", message)
@@ -190,7 +190,7 @@ class OpenAIRealtimeDialect(Dialect):
         for reply in replies:
             yield model.CancelContext(reply.context)
 
-    def _begin(self, reply: OpenAIResponse, wish: model.SpeechOptions) -> Iterator[model.DialectCommand]:
+    def _begin(self, reply: OpenAIResponse, options: model.SpeechOptions) -> Iterator[model.DialectCommand]:
         yield self._send("response.created", response=reply.to_object("in_progress"))
         item = reply.item("in_progress")
         place = {"response_id": reply.response_id, "output_index": 0}
@@ -199,7 +199,7 @@ class OpenAIRealtimeDialect(Dialect):
             before = self._conversation.add_reply(reply)
             yield self._send("conversation.item.added", previous_item_id=before, item=item)
         yield self._send("response.content_part.added", **self._place(reply), part=AUDIO_PART)
-        yield model.OpenContext(reply.context, wish)
+        yield model.OpenContext(reply.context, options)
 
     def _send_text_delta(self, reply: OpenAIResponse, end: int) -> Iterator[model.DialectCommand]:
         """The transcript goes on to a place in the text."""

@@ -28,7 +28,7 @@ class DialectRoute(NamedTuple):
     dialect: type[Dialect]
     # ``http``: POST, one body in, one streamed body out.
     transport: Literal["socket", "http"] = "socket"
-    # Contexts are spoken one after the other; else at once, told apart by their ids.
+    # Contexts are spoken one after the other; otherwise at once, distinguished by their ids.
     serial: bool = False
     # The API key may stand in the first message.
     late_key: bool = False

@@ -73,16 +73,16 @@ class RimeWs3Dialect(Dialect):
         self._num_lines = 0
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        said = parse_json(text_only(message), RimeMessage)
-        if said.context_id is not None:
-            require_context_id(said.context_id)
-        if said.text or (said.text is not None and said.context_id):
-            yield from self._append(said.text, said.context_id)
-        match said.operation:
+        parsed = parse_json(text_only(message), RimeMessage)
+        if parsed.context_id is not None:
+            require_context_id(parsed.context_id)
+        if parsed.text or (parsed.text is not None and parsed.context_id):
+            yield from self._append(parsed.text, parsed.context_id)
+        match parsed.operation:
             case "flush":
-                yield from self._flush(said.context_id)
+                yield from self._flush(parsed.context_id)
             case "clear":
-                yield from self._clear(said.context_id)
+                yield from self._clear(parsed.context_id)
             case "eos":
                 yield from self._flush(None)
                 yield model.FinishContexts()

@@ -210,20 +210,20 @@ class RimeV1Dialect(Dialect):
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         try:
-            asked = read(message, self._binary)
+            request = read(message, self._binary)
         except RemoteProtocolError as error:
             yield from self._abort(error)
             return
-        context = require_context_id(asked.get("context_id") or DEFAULT_CONTEXT)
-        if "config" in asked:
-            yield from self._configure(asked["config"])
-        elif "start" in asked:
-            yield from self._start(context, self._defaults | asked["start"])
-        elif "text" in asked:
-            yield from self._write(context, asked["text"])
-        elif "end" in asked:
+        context = require_context_id(request.get("context_id") or DEFAULT_CONTEXT)
+        if "config" in request:
+            yield from self._configure(request["config"])
+        elif "start" in request:
+            yield from self._start(context, self._defaults | request["start"])
+        elif "text" in request:
+            yield from self._write(context, request["text"])
+        elif "end" in request:
             yield from self._end_text(context)
-        elif "cancel" in asked:
+        elif "cancel" in request:
             yield from self._cancel(context)
         else:
             raise RemoteProtocolError("invalid_event", "a message holds config, start, text, end or cancel")
@@ -265,14 +265,14 @@ class RimeV1Dialect(Dialect):
         text = start.get("text", "")
         self._num_started += 1
         try:
-            wish = _build_options(start)
+            options = _build_options(start)
         except RemoteProtocolError as error:
             yield replace(self._error(context, error.info), refused_code=error.code)
             return
         joins = start.get("split_strategy") == ACCUMULATE_SENTENCE
-        self._contexts[context] = RimeV1Context(not text, joins, words=[] if wish.word_times else None)
+        self._contexts[context] = RimeV1Context(not text, joins, words=[] if options.word_times else None)
         yield self._send(context, started={"request_id": f"{self.handshake.request_id}-{self._num_started}"})
-        yield model.OpenContext(context, wish)
+        yield model.OpenContext(context, options)
         if text:
             yield model.AppendText(context, text, last=True)
 

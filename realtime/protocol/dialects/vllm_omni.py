@@ -69,8 +69,8 @@ class VllmOmniConfig:
     speed: float = 1.0
     seed: int | None = None
 
-    def updated(self, said: VllmOmniMessage) -> VllmOmniConfig:
-        known = {name: getattr(said, name) for name in self.__slots__}
+    def updated(self, parsed: VllmOmniMessage) -> VllmOmniConfig:
+        known = {name: getattr(parsed, name) for name in self.__slots__}
         given = {name: value for name, value in known.items() if value is not None}
         changed = VllmOmniConfig(**{name: given.get(name, getattr(self, name)) for name in self.__slots__})
         if changed.word_timestamps and not changed.stream_audio:
@@ -124,20 +124,21 @@ class VllmOmniDialect(Dialect):
         self._num_utterances = 0
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        said = parse_json(text_only(message), VllmOmniMessage)
-        match said.type:
+        parsed = parse_json(text_only(message), VllmOmniMessage)
+        match parsed.type:
             case "session.config":
-                self._configure(said)
-                yield from _speech_fields(said, parse_json(message, dict[str, Any]))
+                self._configure(parsed)
+                yield from _speech_fields(parsed, parse_json(message, dict[str, Any]))
             case "input.text":
-                yield from self._write(said.text)
+                yield from self._write(parsed.text)
             case "input.done":
                 yield from self._end_utterance()
             case "session.close":
                 yield from self._end_utterance() if self._writing is not None else ()
                 yield model.FinishContexts()
             case _:
-                message = f"type must be session.config, input.text, input.done or session.close, is {said.type[:40]!r}"
+                kind = parsed.type[:40]
+                message = f"type must be session.config, input.text, input.done or session.close, is {kind!r}"
                 raise RemoteProtocolError("unknown_event", message, "type")
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
@@ -145,8 +146,10 @@ class VllmOmniDialect(Dialect):
             case model.ContextAudio():
                 yield from self._send_audio(event)
             case model.ContextWords():
-                told = self._utterances[event.context].words
-                told += [{"word": word.text, "start_ms": word.start_ms, "end_ms": word.end_ms} for word in event.words]
+                fields = self._utterances[event.context].words
+                fields += [
+                    {"word": word.text, "start_ms": word.start_ms, "end_ms": word.end_ms} for word in event.words
+                ]
             case model.ContextEnded():
                 yield from self._end(event)
             case model.AllContextsEnded():
@@ -155,12 +158,12 @@ class VllmOmniDialect(Dialect):
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield self._send("error", message=error.message)
 
-    def _configure(self, said: VllmOmniMessage) -> None:
-        if said.speaker and not said.voice:
-            said.voice = said.speaker
+    def _configure(self, parsed: VllmOmniMessage) -> None:
+        if parsed.speaker and not parsed.voice:
+            parsed.voice = parsed.speaker
         if self._writing is not None:
             raise RemoteProtocolError("invalid_event", "session.config within an utterance", "type")
-        self._config = self._config.updated(said)
+        self._config = self._config.updated(parsed)
 
     def _write(self, text: str) -> Iterator[model.DialectCommand]:
         if self._writing is None:
@@ -254,11 +257,11 @@ class VllmOmniDialect(Dialect):
         return model.SendMessage(dump(type=kind, **fields))
 
 
-def _speech_fields(said: VllmOmniMessage, given: dict[str, Any]) -> Iterator[model.DialectCommand]:
+def _speech_fields(parsed: VllmOmniMessage, given: dict[str, Any]) -> Iterator[model.DialectCommand]:
     """What the message says in fields of the speech API."""
     fields = {name: given[name] for name in SPEECH_FIELDS & given.keys() if given[name] is not None}
-    if said.voice:
-        fields["voice"] = said.voice
+    if parsed.voice:
+        fields["voice"] = parsed.voice
     if fields:
         yield model.Configure(fields)
 

@@ -45,22 +45,22 @@ class AsteriskDialect(base.TelephonyDialect):
             return [self.caller_audio(message)]
         if not message.lstrip().startswith("{"):
             raise RemoteProtocolError("malformed_json", "control messages must be JSON: dial with f(json)")
-        told = parse_json(message, AsteriskMessage)
-        match told.event:
+        parsed = parse_json(message, AsteriskMessage)
+        match parsed.event:
             case "MEDIA_START":
-                return [self._begin(told)]
+                return [self._begin(parsed)]
             case "DTMF_END":
-                return [model.DtmfReceived(base.digit(told.digit))]
+                return [model.DtmfReceived(base.digit(parsed.digit))]
             case "MEDIA_MARK_PROCESSED":
-                return [model.MarkPlayed(base.mark_name(told.correlation_id))]
+                return [model.MarkPlayed(base.mark_name(parsed.correlation_id))]
             case "MEDIA_XOFF" | "MEDIA_XON":
-                return [model.FlowControl(told.event == "MEDIA_XOFF")]
+                return [model.FlowControl(parsed.event == "MEDIA_XOFF")]
         return []
 
-    def _begin(self, told: AsteriskMessage) -> model.StreamStarted:
-        line = FORMATS.get(told.format) or model.TelephonyFormat(told.format, 0)
-        variables = base.parameters((told.channel_variables or {}) | {"channel": told.channel})
-        return self.start(told.channel_id or told.connection_id, line, variables)
+    def _begin(self, parsed: AsteriskMessage) -> model.StreamStarted:
+        line = FORMATS.get(parsed.format) or model.TelephonyFormat(parsed.format, 0)
+        variables = base.parameters((parsed.channel_variables or {}) | {"channel": parsed.channel})
+        return self.start(parsed.channel_id or parsed.connection_id, line, variables)
 
     def send_audio(self, data: bytes) -> bytes:
         return data

@@ -50,27 +50,27 @@ class JsonStreamDialect(base.TelephonyDialect):
     _audio: tuple[str, str] | None = None
 
     def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
-        told = parse_json(text_only(message), self.messages)
-        match told.event:
+        parsed = parse_json(text_only(message), self.messages)
+        match parsed.event:
             case "start":
-                return [self.begin(told)]
+                return [self.begin(parsed)]
             case "media":
-                media = base.required(told.media, "media")
+                media = base.required(parsed.media, "media")
                 audio = self.caller_audio(base.payload(media.payload), media.chunk)
                 return [audio] if media.track == INBOUND else []
             case "dtmf":
-                return [model.DtmfReceived(base.digit(base.required(told.dtmf, "dtmf").digit))]
+                return [model.DtmfReceived(base.digit(base.required(parsed.dtmf, "dtmf").digit))]
             case "mark":
-                return [model.MarkPlayed(base.mark_name(base.required(told.mark, "mark").name))]
+                return [model.MarkPlayed(base.mark_name(base.required(parsed.mark, "mark").name))]
             case "stop":
                 return [model.StreamEnded()]
-        return self.receive_more(told)
+        return self.receive_more(parsed)
 
     @abstractmethod
-    def begin(self, told: Any) -> model.StreamStarted:
+    def begin(self, parsed: Any) -> model.StreamStarted:
         """Raises ``RemoteProtocolError``."""
 
-    def receive_more(self, told: Any) -> Sequence[model.TelephonyEvent]:
+    def receive_more(self, parsed: Any) -> Sequence[model.TelephonyEvent]:
         """Events that only this provider has. Raises ``RemoteProtocolError``."""
         return []
 

@@ -42,18 +42,18 @@ class PlivoDialect(JsonStreamDialect):
     messages = PlivoMessage
     _stream_id = ""
 
-    def begin(self, told: PlivoMessage) -> model.StreamStarted:
-        start = base.required(told.start, "start")
+    def begin(self, parsed: PlivoMessage) -> model.StreamStarted:
+        start = base.required(parsed.start, "start")
         audio = start.media_format
-        stream_id = base.mark_name(start.stream_id or told.stream_id)
+        stream_id = base.mark_name(start.stream_id or parsed.stream_id)
         line = model.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
-        headers = {"extra_headers": told.extra_headers} if told.extra_headers else {}
+        headers = {"extra_headers": parsed.extra_headers} if parsed.extra_headers else {}
         started = self.start(start.call_id or stream_id, line, base.parameters(headers))
         self._stream_id = stream_id
         return started
 
-    def receive_more(self, told: PlivoMessage) -> Sequence[model.TelephonyEvent]:
-        return [model.MarkPlayed(base.mark_name(told.name))] if told.event == "playedStream" else []
+    def receive_more(self, parsed: PlivoMessage) -> Sequence[model.TelephonyEvent]:
+        return [model.MarkPlayed(base.mark_name(parsed.name))] if parsed.event == "playedStream" else []
 
     def media(self) -> dict[str, Any]:
         line = self.require_start("audio")

@@ -44,15 +44,15 @@ class TelnyxDialect(JsonStreamDialect):
     formats = frozenset({model.TelephonyFormat("mulaw"), model.TelephonyFormat("alaw")})
     messages = TelnyxMessage
 
-    def begin(self, told: TelnyxMessage) -> model.StreamStarted:
-        start = base.required(told.start, "start")
+    def begin(self, parsed: TelnyxMessage) -> model.StreamStarted:
+        start = base.required(parsed.start, "start")
         audio = start.media_format
         line = model.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
-        return self.start(start.call_control_id or told.stream_id, line, base.parameters(start.custom_parameters))
+        return self.start(start.call_control_id or parsed.stream_id, line, base.parameters(start.custom_parameters))
 
-    def receive_more(self, told: TelnyxMessage) -> Sequence[model.TelephonyEvent]:
-        if told.event == "error":
-            fault = told.payload or TelnyxError()
+    def receive_more(self, parsed: TelnyxMessage) -> Sequence[model.TelephonyEvent]:
+        if parsed.event == "error":
+            fault = parsed.payload or TelnyxError()
             raise RemoteProtocolError("invalid_event", f"Telnyx reports error {fault.code}: {fault.title[:100]}")
         return []
 

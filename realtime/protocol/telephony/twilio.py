@@ -47,10 +47,10 @@ class TwilioDialect(JsonStreamDialect):
     messages = TwilioMessage
     _stream_sid = ""
 
-    def begin(self, told: TwilioMessage) -> model.StreamStarted:
-        start = base.required(told.start, "start")
+    def begin(self, parsed: TwilioMessage) -> model.StreamStarted:
+        start = base.required(parsed.start, "start")
         audio = start.media_format
-        stream_sid = base.mark_name(start.stream_sid or told.stream_sid)
+        stream_sid = base.mark_name(start.stream_sid or parsed.stream_sid)
         line = model.TelephonyFormat(ENCODINGS.get(audio.encoding, audio.encoding), audio.sample_rate)
         started = self.start(start.call_sid or stream_sid, line, base.parameters(start.custom_parameters))
         self._stream_sid = stream_sid

@@ -42,20 +42,20 @@ class VonageDialect(base.TelephonyDialect):
     def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.caller_audio(message)]
-        told = parse_json(message, VonageMessage)
-        match told.event:
+        parsed = parse_json(message, VonageMessage)
+        match parsed.event:
             case "websocket:connected":
-                return [self._begin(told, parse_json(message, dict[str, object]))]
+                return [self._begin(parsed, parse_json(message, dict[str, object]))]
             case "websocket:dtmf":
-                return [model.DtmfReceived(base.digit(told.digit or (told.dtmf.digit if told.dtmf else "")))]
-            case "websocket:notify" if told.payload is not None and told.payload.mark:
-                return [model.MarkPlayed(base.mark_name(told.payload.mark))]
+                return [model.DtmfReceived(base.digit(parsed.digit or (parsed.dtmf.digit if parsed.dtmf else "")))]
+            case "websocket:notify" if parsed.payload is not None and parsed.payload.mark:
+                return [model.MarkPlayed(base.mark_name(parsed.payload.mark))]
         return []
 
-    def _begin(self, told: VonageMessage, content: dict[str, object]) -> model.StreamStarted:
-        found = CONTENT_TYPE.fullmatch(told.content_type.strip())
+    def _begin(self, parsed: VonageMessage, content: dict[str, object]) -> model.StreamStarted:
+        found = CONTENT_TYPE.fullmatch(parsed.content_type.strip())
         if found is None:
-            asked = f"content-type must be audio/l16;rate=N, is {told.content_type[:40]!r}"
+            asked = f"content-type must be audio/l16;rate=N, is {parsed.content_type[:40]!r}"
             raise RemoteProtocolError("unsupported_format", asked, "content-type")
         headers = base.parameters({name: value for name, value in content.items() if name not in RESERVED_FIELDS})
         call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
