@@ -30,6 +30,7 @@ from realtime.mqtt.client import MqttAudio, MqttClientSession, open_session
 from realtime.mqtt.connection import BrokerDisconnected
 from realtime.protocol.mqtt import messages as say
 from tests.realtime.mqtt.mosquitto import running
+from tests.realtime.mqtt.mqtt_client import mqtt_settings
 
 PING_EVERY_S = 0.2
 SETTLE_S = 2.0
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), "max_queued_messages 10000") as broker:
-        settings = MqttSettings(host="127.0.0.1", port=broker.port, batch_io=not args.plain)
+        settings = mqtt_settings(broker.port, batch_io=not args.plain)
         with subprocess.Popen(server_command(settings), stdout=subprocess.PIPE) as server:
             try:
                 found = watched(server, measure(settings, args.sessions, args.seconds, args.packet_ms), args)

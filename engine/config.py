@@ -203,15 +203,16 @@ def check_options(options: Mapping[str, object], prefix: str = "") -> None:
     for name, value in options.items():
         if isinstance(value, Mapping):
             check_options(value, f"{prefix}{name}.")
-        elif f"{prefix}{name}" not in OPTIONS and _is_constant(f"{prefix}{name}"):
-            message = f"{prefix}{name} is a constant of the engine; tests and benchmarks replace it by debug.engine"
-            raise InvalidRequest(message, f"{prefix}{name}")
+        elif f"{prefix}{name}" not in OPTIONS and (constant := _constant(f"{prefix}{name}")) is not None:
+            raise InvalidRequest(
+                f"{prefix}{name} is a constant of the engine, {constant}: remove the option", f"{prefix}{name}"
+            )
 
 
-def _is_constant(path: str) -> bool:
-    """Whether it names a field of the configuration."""
+def _constant(path: str) -> str | None:
+    """Return the value of a field of the configuration as text; ``None`` if there is no such field."""
     *groups, name = path.split(".")
     section: object = EngineConfig()
     for group in groups:
         section = getattr(section, group, None)
-    return name in getattr(section, "__struct_fields__", ())
+    return repr(getattr(section, name)) if name in getattr(section, "__struct_fields__", ()) else None

@@ -40,7 +40,6 @@ class ListenSettings(SettingsSection, frozen=True):
     tls_host: Annotated[str | None, Meta(description="Address of the second port; by default that of the first.")] = (
         None
     )
-    backlog: Annotated[int, Meta(ge=1, le=65_535, description="Connections the system holds until accepted.")] = 2_048
     handshake_timeout_s: Annotated[
         float, Meta(gt=0, le=300, description="A connection that has sent no whole request by then is closed.")
     ] = 10.0
@@ -52,6 +51,8 @@ class ListenSettings(SettingsSection, frozen=True):
     page: Annotated[str | None, Meta(description="Folder of the page; by default the one that was installed.")] = None
 
     # Constants.
+    # Connections that the system holds until they are accepted.
+    backlog: ClassVar[int] = 2_048
     # Whether short messages of WebSockets go past the general parser.
     fast_frame_parser: ClassVar[bool] = True
     # The system's send buffer of a connection.
@@ -95,8 +96,9 @@ class LimitSettings(SettingsSection, frozen=True):
     text_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="A response waits for text so long.")] = 60.0
     reader_timeout_s: Annotated[float, Meta(gt=0, le=600, description="Due audio waits to be taken so long.")] = 10.0
     engine_timeout_s: Annotated[float, Meta(gt=0, le=600, description="The engine may be silent so long.")] = 20.0
-    retry_after_ms: Annotated[int, Meta(ge=1, le=600_000, description="What refused clients are told.")] = 1_000
 
+    # Pause that refused clients are asked to make.
+    retry_after_ms: ClassVar[int] = 1_000
     # Of them in one session.
     max_active_responses_per_session: ClassVar[int] = 8
     # Text of one POST /v1/audio/speech.
@@ -340,7 +342,7 @@ def load_config(
     for setting in map(_as_table, given):
         section, _, field = setting.name.partition(".")
         values = sections.setdefault(section, {})
-        values[field] = _merge(values.get(field), _convert(setting))
+        values[field] = merge_tables(values.get(field), _convert(setting))
     if "debug" in sections and (environment or {}).get(f"{ENVIRONMENT_PREFIX}DEBUG") != "1":
         raise ConfigError(f"debug is for tests and benchmarks, with {ENVIRONMENT_PREFIX}DEBUG=1")
     kinds = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
@@ -429,11 +431,11 @@ def _toml_value(text: str) -> object:
         return text
 
 
-def _merge(former: object, value: object) -> object:
+def merge_tables(former: object, value: object) -> object:
     """A table's entries replace those of the same name; any other value replaces the former."""
     if not isinstance(former, dict) or not isinstance(value, dict):
         return value
-    return former | {key: _merge(former.get(key), entry) for key, entry in value.items()}
+    return former | {key: merge_tables(former.get(key), entry) for key, entry in value.items()}
 
 
 def _convert(setting: RawSetting) -> object:

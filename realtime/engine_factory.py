@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api import CheckpointReport, SpeechEngine
-from realtime.config import ServerConfig
+from realtime.config import ServerConfig, merge_tables
 
 MODEL_HELP = "checkpoint folder, or OWNER/NAME of a model on the hub (default: the voice that comes with voicewire)"
 
@@ -23,7 +23,9 @@ def engine_options(config: ServerConfig) -> dict[str, Any]:
     from engine.launch import check_options
 
     check_options(config.engine.options)
-    return config.engine.options | config.debug.engine
+    options = merge_tables(config.engine.options, config.debug.engine)
+    assert isinstance(options, dict)
+    return options
 
 
 def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:

@@ -37,22 +37,24 @@ class MqttSettings(SettingsSection, frozen=True):
     calls_enabled: Annotated[
         bool, Meta(description="Whether agents at the broker hear of that key's calls and speak into them.")
     ] = False
-    keepalive_s: Annotated[int, Meta(ge=1, le=3_600, description="A silent broker is lost after twice as long.")] = 15
-    response_timeout_s: Annotated[float, Meta(gt=0, le=60, description="For every answer of the broker.")] = 5.0
-    batch_io: Annotated[
-        bool, Meta(description="Whether all packets of a turn of the event loop are read and written at once.")
-    ] = True
-    retry_min_s: Annotated[float, Meta(gt=0, le=60, description="Pause before the first try to connect again.")] = 0.25
-    retry_max_s: Annotated[float, Meta(gt=0, le=3_600, description="And at most, doubled with every try.")] = 15.0
     lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
     max_sessions: Annotated[int, Meta(ge=1, le=100_000, description="Open sessions and texts spoken at once.")] = 1_000
-    max_sessions_per_client: Annotated[int, Meta(ge=1, le=100_000, description="Of them by one client.")] = 64
-    max_queued_messages: Annotated[
-        int, Meta(ge=16, le=1_000_000, description="Messages that wait to be read; more are dropped.")
-    ] = 10_000
-    max_queued_per_session: Annotated[
-        int, Meta(ge=16, le=100_000, description="Of them for one session; more end it.")
-    ] = 1_000
+
+    # Constants.
+    # Seconds between pings; a silent broker counts as lost after twice as long.
+    keepalive_s: ClassVar[int] = 15
+    # For every answer of the broker.
+    response_timeout_s: ClassVar[float] = 5.0
+    # Read and write all packets of a loop iteration at once (docs/experiments/mqtt.md).
+    batch_io: ClassVar[bool] = True
+    # Pause before the first reconnect, doubled with every try up to the second value.
+    retry_min_s: ClassVar[float] = 0.25
+    retry_max_s: ClassVar[float] = 15.0
+    max_sessions_per_client: ClassVar[int] = 64
+    # Received messages that wait to be processed; more are dropped.
+    max_queued_messages: ClassVar[int] = 10_000
+    # The same of one session; more end it.
+    max_queued_per_session: ClassVar[int] = 1_000
 
 
 class WyomingSettings(SettingsSection, frozen=True):

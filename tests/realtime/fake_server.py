@@ -12,17 +12,17 @@ import msgspec
 import pytest
 
 from realtime.app import create_app, serve
-from realtime.config import load_config
 from realtime.logs import configure_logs
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.record_exchanges import FOLDER_VARIABLE, record_into
+from tests.realtime.live_server import load_test_config
 
 
 def main() -> None:
     flags, script = (json.loads(text) for text in sys.argv[1:3])
     script["stalls_s"] = {int(frame): stall_s for frame, stall_s in script.get("stalls_s", {}).items()}
     info = msgspec.structs.replace(FAKE_INFO, takes_instruct=script.pop("takes_instruct", FAKE_INFO.takes_instruct))
-    config = load_config(flags=flags)
+    config = load_test_config(flags)
     configure_logs(config.log)
     app = create_app(config, FakeSpeechEngine(FakeScript(**script), info=info, num_slots=512))
     if folder := os.environ.get(FOLDER_VARIABLE):

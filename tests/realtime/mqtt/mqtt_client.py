@@ -15,6 +15,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from realtime.config import replace_constants
+from realtime.integration_config import MqttSettings
 from realtime.mqtt.bridge import MqttBridge
 from tests.fakes.engine import FakeSpeechEngine
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
@@ -22,6 +24,13 @@ from tests.realtime.mqtt.mosquitto import Mosquitto
 
 Json = dict[str, Any]
 names = (f"client-{number}" for number in itertools.count())
+
+
+def mqtt_settings(port: int, **constants: object) -> MqttSettings:
+    """Settings of a broker on this machine, with other constants."""
+    settings = replace_constants(MqttSettings(host="127.0.0.1", port=port), constants)
+    assert isinstance(settings, MqttSettings)
+    return settings
 
 
 class Heard(NamedTuple):

@@ -18,7 +18,7 @@ from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import MAX_INFLIGHT, BrokerDisconnected, IncomingMessage, MqttConnection, Publication
 from tests.realtime.live_server import WAIT_S, until
 from tests.realtime.mqtt.mosquitto import Mosquitto, running
-from tests.realtime.mqtt.mqtt_client import bridged, client
+from tests.realtime.mqtt.mqtt_client import bridged, client, mqtt_settings
 
 GREETING = b"\x20\x03\x00\x00\x00"
 TEXT = "Hello there, how are you today? "
@@ -117,7 +117,7 @@ async def reply(broker: Mosquitto, gathered: bool) -> list[object]:
 @asynccontextmanager
 async def lines(broker: Mosquitto, **settings: object) -> AsyncIterator[tuple[MqttConnection, MqttConnection]]:
     """Two at the broker."""
-    given = MqttSettings(host="127.0.0.1", port=broker.port, **settings)  # type: ignore[arg-type]
+    given = mqtt_settings(broker.port, **settings)
     async with BrokerConnector(given, "one").connected() as one, BrokerConnector(given, "two").connected() as two:
         yield one, two
 
@@ -271,7 +271,7 @@ async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.so
     server, port = liar
     connected, three_at_once = asyncio.Event(), b"\x20\x06\x00\x00\x03\x21\x00\x03"
     speaking = asyncio.create_task(speak(server, three_at_once, connected, b""))
-    settings = MqttSettings(host="127.0.0.1", port=port, response_timeout_s=0.3, batch_io=gathered)
+    settings = mqtt_settings(port, response_timeout_s=0.3, batch_io=gathered)
     async with BrokerConnector(settings, "x").connected() as line:
         await asyncio.gather(
             *(line.publish_nowait(Publication(topic="row", qos=1)) for _ in range(10)), return_exceptions=True
@@ -285,9 +285,7 @@ async def test_who_says_much_holds_up_nobody(liar: tuple[socket.socket, int]) ->
     server, port = liar
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
     reading = asyncio.create_task(read_slowly(server))
-    async with BrokerConnector(
-        MqttSettings(host="127.0.0.1", port=port, response_timeout_s=2.0), "x"
-    ).connected() as line:
+    async with BrokerConnector(mqtt_settings(port, response_timeout_s=2.0), "x").connected() as line:
         assert isinstance(line, BatchedMqttConnection)
 
         async def say_much() -> None:

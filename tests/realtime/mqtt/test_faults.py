@@ -23,7 +23,15 @@ from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.certificates import self_signed
 from tests.realtime.live_server import LiveServer, live_server, until
 from tests.realtime.mqtt.mosquitto import Mosquitto, free_port, running
-from tests.realtime.mqtt.mqtt_client import MqttTestClient, MqttTestSession, bridge_of, bridged, client, ready
+from tests.realtime.mqtt.mqtt_client import (
+    MqttTestClient,
+    MqttTestSession,
+    bridge_of,
+    bridged,
+    client,
+    mqtt_settings,
+    ready,
+)
 
 TEXT = "Hello there, how are you today? " * 20
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.4)
@@ -250,7 +258,7 @@ def test_files_that_are_not_there_are_named() -> None:
 
 async def test_nobody_answers_a_client(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
-        settings = MqttSettings(host="127.0.0.1", port=broker.port, response_timeout_s=0.2)
+        settings = mqtt_settings(broker.port, response_timeout_s=0.2)
         with pytest.raises(MqttSessionRejected, match="no server answers on voice/v1/open"):
             async with open_session(settings, MqttOpen()):
                 pass
@@ -263,7 +271,7 @@ async def test_client_cancelled_while_connecting_leaves_nothing() -> None:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    broker = BrokerConnector(MqttSettings(host="127.0.0.1", port=port, response_timeout_s=0.3), "x")
+    broker = BrokerConnector(mqtt_settings(port, response_timeout_s=0.3), "x")
     connecting = asyncio.create_task(broker.connected().__aenter__())
     await asyncio.sleep(0.1)
     connecting.cancel()
