@@ -28,10 +28,10 @@ from msgspec.structs import replace
 
 from realtime.app import create_app, serve
 from realtime.client import NativeClient, open_session
-from realtime.config import load_config
 from realtime.protocol import events as ev
 from realtime.transports.listener import Ports
 from tests.fakes.engine import FAKE_INFO, SAMPLE_RATE, FakeScript, FakeSpeechEngine
+from tests.realtime.live_server import load_test_config
 from tests.sessions.text.texts import KINDS, text_of
 
 SHORT = FakeScript(end_at_frame=1, first_chunk_s=0.0, real_time_factor=0.0)
@@ -96,7 +96,7 @@ def run_server(pipe: Connection, normalize: bool, aligner: str) -> None:
         threading.Thread(target=report, daemon=True).start()
 
     engine = FakeSpeechEngine(SHORT, info=replace(FAKE_INFO, normalize_text=normalize), num_slots=64)
-    config = load_config(flags={"listen.port": 0, "listen.drain_timeout_s": 0, "speech.aligner": aligner})
+    config = load_test_config({"listen.port": 0, "listen.drain_timeout_s": 0, "speech.aligner": aligner})
     app = create_app(config, _FirstVoiceSteady(engine))  # type: ignore[arg-type]
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
         runner.run(serve(config, app, on_ready))

@@ -44,13 +44,14 @@ class ListenSettings(SettingsSection, frozen=True):
         float, Meta(gt=0, le=300, description="A connection that has sent no whole request by then is closed.")
     ] = 10.0
     ping_interval_s: Annotated[float, Meta(gt=0, le=3_600, description="Between WebSocket pings.")] = 20.0
-    close_timeout_s: Annotated[float, Meta(gt=0, le=60, description="For the other side's part of a close.")] = 2.0
     drain_timeout_s: Annotated[
         float, Meta(ge=0, le=3_600, description="After SIGTERM, for responses that are still being spoken.")
     ] = 30.0
     page: Annotated[str | None, Meta(description="Folder of the page; by default the one that was installed.")] = None
 
     # Constants.
+    # Time that a client has for its part of a close.
+    close_timeout_s: ClassVar[float] = 2.0
     # Connections that the system holds until they are accepted.
     backlog: ClassVar[int] = 2_048
     # Whether short messages of WebSockets go past the general parser.
@@ -86,9 +87,6 @@ class LimitSettings(SettingsSection, frozen=True):
         int, Meta(ge=0, le=256, description="Threads for Opus, MP3, AAC, FLAC and changes of speed; 0 has none.")
     ] = 1
     max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="The largest lead a client may ask for.")] = 60_000
-    max_errors_per_connection: Annotated[int, Meta(ge=1, le=1_000_000, description="Errors a connection may make.")] = (
-        100
-    )
     idle_timeout_s: Annotated[float, Meta(gt=0, le=86_400, description="Without an event and without speech.")] = 600.0
     max_session_duration_s: Annotated[float, Meta(gt=0, le=604_800, description="The oldest a session may become.")] = (
         86_400.0
@@ -97,6 +95,8 @@ class LimitSettings(SettingsSection, frozen=True):
     reader_timeout_s: Annotated[float, Meta(gt=0, le=600, description="Due audio waits to be taken so long.")] = 10.0
     engine_timeout_s: Annotated[float, Meta(gt=0, le=600, description="The engine may be silent so long.")] = 20.0
 
+    # Refused messages after which a connection is closed.
+    max_errors_per_connection: ClassVar[int] = 100
     # Pause that refused clients are asked to make.
     retry_after_ms: ClassVar[int] = 1_000
     # Of them in one session.
@@ -144,10 +144,10 @@ class SpeechDefaults(SettingsSection, frozen=True):
     ] = "mp3"
     lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
     avoid_dead_air: Annotated[bool, Meta(description="Close a segment early when text is late.")] = True
-    aligner: Annotated[
-        Literal["letters", "even"],
-        Meta(description="Times of words: found in the sound, or shared evenly for nothing."),
-    ] = "letters"
+
+    # Constant.
+    # Word times are found in the audio (``letters``); ``even`` shares it evenly.
+    aligner: ClassVar[str] = "letters"
 
 
 class EngineSettings(SettingsSection, frozen=True):

@@ -100,16 +100,16 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 def test_flags_are_settings() -> None:
     arguments = parsed(
-        "--port", "0", "--host", "::1", "--set", "limits.max_errors_per_connection=5", "--set", "engine.model=a=b"
+        "--port", "0", "--host", "::1", "--set", "limits.max_response_chars=5", "--set", "engine.model=a=b"
     )
     assert collect_settings(arguments) == {
-        "listen.port": "0", "listen.host": "::1", "limits.max_errors_per_connection": "5", "engine.model": "a=b",
+        "listen.port": "0", "listen.host": "::1", "limits.max_response_chars": "5", "engine.model": "a=b",
     }  # fmt: skip
 
 
 def test_a_setting_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected NAME=VALUE"):
-        collect_settings(parsed("--set", "limits.max_errors_per_connection"))
+        collect_settings(parsed("--set", "limits.max_response_chars"))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_unservable_configuration_is_one_line_error(
 
 def test_settings_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--list-settings"]) == 0
-    assert "limits.max_errors_per_connection = 100: a whole number from 1 to 1000000" in capsys.readouterr().out
+    assert "limits.max_response_chars = 50000: a whole number from 1 to 10000000" in capsys.readouterr().out
 
 
 def test_server_prints_address_and_stops_in_order(tmp_path: Path) -> None:
