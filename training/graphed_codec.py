@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from engine.layers.transformer import Rope
 from sessions.audio.resampler import Resampler
-from training import acoustics, teachers
+from training import teachers
 from training.checkpoints import say
 from training.codec import Codec, autocast, load_codec, random_silence, save_codec
 from training.held_out import read_sentences
@@ -201,6 +201,8 @@ def copy_sentences(codec: Codec, sentences: Sentences, *, quantize: bool) -> Sen
 
 def score(stage: str, originals: Sentences, copies: Sentences) -> dict[str, object]:
     """Means by voice: PESQ, STOI, log-mel distance, 99 % roll-off, largest sample of the first 20 ms."""
+    from training import acoustics  # needs pesq and pystoi, which training itself does not
+
     rows: dict[str, list[list[float]]] = {}
     for name, original in originals.items():
         pair = [one.astype(np.float32) / 32_768 for one in (original, copies[name])]
@@ -214,7 +216,7 @@ def score(stage: str, originals: Sentences, copies: Sentences) -> dict[str, obje
 
 
 def _at_16_khz(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    resampler = Resampler(SAMPLE_RATE, acoustics.RATE_HZ)
+    resampler = Resampler(SAMPLE_RATE, 16_000)
     return np.concatenate([resampler.push(signal), resampler.flush()])
 
 
