@@ -83,7 +83,7 @@ class FinishReason(StrEnum):
 
 
 class TextLayout(StrEnum):
-    """How text rows enter the talker (specs/qwen3-tts.md 3.4)."""
+    """Layout of text rows in the talker's input (specs/qwen3-tts.md 3.4)."""
 
     # ``full`` when the text is closed at submit, else ``streaming``. In cloning ``streaming`` whatever is known, as in
     # the official code.
@@ -150,7 +150,7 @@ class ReferenceAudio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model needs to know of a voice: small, and but for rounding the same wherever it was computed."""
+    """Prepared state of a voice: small, and but for rounding the same wherever it was computed."""
 
     # float32 [EngineInfo.embedding_size].
     embedding: bytes
@@ -259,7 +259,7 @@ class VoiceInfo(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the loaded checkpoint can do."""
+    """Capabilities of the loaded checkpoint."""
 
     model: str
     sample_rate: int
@@ -298,7 +298,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class CheckpointReport(msgspec.Struct, frozen=True):
-    """What a checkpoint folder holds, told without loading it."""
+    """Contents of a checkpoint folder, inspected without loading it."""
 
     model: str
     task: str

@@ -53,7 +53,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class EngineEndpoint(Protocol):
-    """Where an engine is reached."""
+    """Transport to an engine."""
 
     # Why requests failed when the connection broke.
     end_reason: str

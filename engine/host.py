@@ -119,7 +119,7 @@ class GatewayConnection:
             self._count_unsent(-sum(map(len, message)))
 
     def _pop_unsent(self) -> list[Buffer]:
-        """What there is by now, once there is something; empty at the end."""
+        """Wait for queued items and return all of them; empty at the end."""
         found: list[Buffer] = []
         num_bytes = 0
         while not found or (num_bytes < WRITE_TOGETHER_BYTES and not self._unsent.empty()):
@@ -335,7 +335,7 @@ def read_messages(connection: socket.socket) -> Iterator[list[bytes]]:
 
 
 def find_message_end(data: bytearray, at: int) -> int | None:
-    """Where the message that begins there ends; None while it is not all there."""
+    """Return the end of the message that begins there; None while it is incomplete."""
     if len(data) < at + LENGTH.size:
         return None
     (size,) = LENGTH.unpack_from(data, at)

@@ -104,7 +104,7 @@ def create_engine(
 def share_engine(
     model: Path | None = None, *, device: str = "auto", dtype: str = "auto", **settings: Any
 ) -> tuple[SpeechEngine, Path]:
-    """As ``create_engine``, always with a process of its own; also gives the address that ``connect_engine`` takes."""
+    """Create an engine in its own process, and the address for ``connect_engine``."""
     config = _engine_config(settings, device)
     child = EngineProcess(model or EMBEDDED_VOICE, config, device, dtype, is_embedded=model is None)
     return EngineClient(child), child.socket
@@ -116,7 +116,7 @@ def connect_engine(address: Path) -> SpeechEngine:
 
 
 def inspect_checkpoint(model: Path) -> CheckpointReport:
-    """What a folder holds, or a model of the hub: every file, key and tensor checked, no weight read.
+    """Inspect a folder or a model of the hub: every file, key and tensor is checked, no weight read.
 
     Raises ``CheckpointError``.
     """
@@ -138,7 +138,7 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
 
 
 def _cuda_is_visible(device: str) -> bool:
-    """As far as can be told before PyTorch is loaded."""
+    """Return whether CUDA seems present, without loading PyTorch."""
     return device.startswith("cuda") or (device == "auto" and FIRST_GPU.exists() and not _all_gpus_are_hidden())
 
 

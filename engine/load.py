@@ -169,7 +169,7 @@ def encode_exclusively(encode: Callable[[ReferenceAudio], ClonedVoice]) -> Calla
 
 
 def text_tokens_within(positions: int, config: EngineConfig) -> int:
-    """As many as leave room for all the frames that they may take."""
+    """Return the largest number that leaves room for all their frames."""
     beside_all_frames = positions - config.max_frames
     beside_their_own = (positions - config.min_frame_cap) // (1 + config.frames_per_text_token)
     return max(beside_all_frames, beside_their_own, 1)

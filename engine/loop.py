@@ -137,7 +137,7 @@ class EngineLoop:
         return not self._stopping
 
     def _sleep(self, patience_s: float | None) -> bool:
-        """Until something can move. False when only a command could have moved it, and none came for so long."""
+        """Wait for work. Returns False after a time-out in which only a command could have brought some."""
         with self._wake:
             while not (self._stopping or self._commands or self.engine.has_work):
                 wake_s = self.engine.next_wake_s()

@@ -1,4 +1,4 @@
-"""What one process of the engine does for itself: garbage collection, free heap pages, a temporary folder. No torch."""
+"""Process-wide care: garbage collection, free heap pages, a temporary folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ NEVER = 1 << 30
 
 
 def freeze_gc() -> None:
-    """What is there now stays for good; what comes later is looked through while it is young, and in pauses."""
+    """Freeze present objects, and collect later ones only while they are young."""
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()

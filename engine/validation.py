@@ -161,7 +161,7 @@ def check_sample(sample: ReferenceAudio, info: EngineInfo) -> Pcm:
 
 
 def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int) -> None:
-    """What can be refused without the model. Raises ``InvalidRequest`` or one of its kin."""
+    """Check what needs no model. Raises ``InvalidRequest`` or one of its kin."""
     check_sampling(request.sampling, info.sampling_limits)
     check_fields(request.sampling, request.chunk_frames, info)
     check_chunk_frames(request.chunk_frames)

@@ -32,7 +32,7 @@ class UsageCounters(Protocol):
 
 
 class LocalUsageCounters:
-    """Of one process."""
+    """Usage counters of one process."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -50,7 +50,7 @@ class AudioFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechSettings:
-    """How a response speaks. A session holds one as the default of its responses."""
+    """Settings of a response. A session holds one as the default of its responses."""
 
     # A name out of ``EngineInfo.voices``; ``None`` takes the first.
     voice: str | None = None

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and its speech."""
+"""Errors of sessions and responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where counts and measurements go; the edge plugs its own exporter in. Names are in docs/reference/metrics.md."""
+"""Interface for counts and measurements; the server provides the exporter. Names are in docs/reference/metrics.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves of a signal in one piece: packets of 20 ms, in any format."""
+"""Cuts a signal into packets of 20 ms, in any format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Packetizer(Protocol):
     def push(self, pcm: Pcm) -> Sequence[AudioPacket]: ...
 
     def flush(self) -> Sequence[AudioPacket]:
-        """What brings the last samples out, and the end of the stream."""
+        """Return the packets of the last samples and of the end of the stream."""
         ...
 
 

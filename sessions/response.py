@@ -452,7 +452,7 @@ class Response:
         self._wake_reader = wake
 
     def due_s(self, now: float) -> float | None:
-        """When ``pop_due`` returns the next event; ``None`` while nothing waits."""
+        """Return when ``pop_due`` returns the next event; ``None`` while nothing waits."""
         return self._ring.due_s(now)
 
     def pop_due(self, now: float) -> ResponseEvent | None:
@@ -487,8 +487,8 @@ class Response:
         self._wake_reader()
 
     def heard(self, played_ms: float | None = None) -> HeardText:
-        """What the listener has heard of this response; works after its end too. Speech that was not aligned yet is
-        aligned here, 3 ms a second of it."""
+        """Return what the listener has heard; works after the end too. Speech that was not aligned yet is aligned
+        here, 3 ms a second of it."""
         self._apply_playback_report(played_ms)
         return self._timeline.heard_text(self._played_engine_samples())
 
@@ -520,7 +520,7 @@ class Response:
             segment.report_playback(played_samples, now_s(), rate, tolerance_samples)
 
     def _played_engine_samples(self) -> int:
-        """Where the listener is, at the engine's rate."""
+        """Return the listener's position at the engine's rate."""
         played_samples = max(self._ring.played_samples(now_s()) - self.pre_skip_samples, 0)
         engine_rate = self._services.engine.info.sample_rate
         return int(played_samples * self.settings.speed * engine_rate / self.format.sample_rate)
@@ -598,7 +598,7 @@ class Response:
         self._on_end(self)
 
     def _summarize(self, status: ResponseStatus, error: Exception | None) -> ResponseFinished:
-        """As if all was heard: what really was is found when the terminal event is read."""
+        """Return the terminal event as if all was heard; heard text is found when it is read."""
         handed_over = max(self._ring.num_sent_samples - self.pre_skip_samples, 0)
         audio_samples = min(handed_over, self._totals.num_samples)
         audio_ms = 1000 * audio_samples / self.format.sample_rate
@@ -641,7 +641,7 @@ class Response:
 
 
 def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
-    """Where speech waits for its alignment; ``None``: it is aligned as it comes."""
+    """Return the backlog where speech waits for alignment; ``None`` aligns it at once."""
     if settings.word_times or not settings.reports_heard_text:
         return None
     return services.idle_backlog if settings.align_eagerly else services.backlog

@@ -1,4 +1,4 @@
-"""What a response adds up for its terminal event and for the metrics."""
+"""Totals of a response for its terminal event and the metrics."""
 
 from __future__ import annotations
 

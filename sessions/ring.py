@@ -70,7 +70,7 @@ class PacketRing:
         return self._pacer.handed_over_samples
 
     def played_samples(self, now_s: float) -> int:
-        """Where the listener is, as ``ResponseAudio.start_sample`` counts."""
+        """Return the listener's position, as ``ResponseAudio.start_sample`` counts."""
         return self._pacer.played_samples(now_s)
 
     def left_ms(self, now_s: float) -> float:
@@ -108,14 +108,14 @@ class PacketRing:
         self.waiting_samples = 0
 
     def due_s(self, now_s: float) -> float | None:
-        """When ``pop_due`` returns the next event; ``None`` while nothing waits."""
+        """Return when ``pop_due`` returns the next event; ``None`` while nothing waits."""
         if not self._entries:
             return None
         head = self._entries[0]
         return self._pacer.due_s(head.num_samples, now_s) if isinstance(head, PacketGroup) else now_s
 
     def unread_s(self, now_s: float) -> float:
-        """How long audio has waited without any being popped."""
+        """Return how long audio has waited without any being popped."""
         head = next((entry for entry in self._entries if isinstance(entry, PacketGroup)), None)
         return 0.0 if head is None else now_s - max(head.ready_s, self._popped_s)
 

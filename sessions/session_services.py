@@ -1,4 +1,4 @@
-"""What every session of a registry works with."""
+"""Objects that the sessions of a registry share."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from sessions.errors import EngineTimeout, SessionError, SlowReader, TextTimeout
 
 
 class StallSource(Enum):
-    """What a response waits for: the limit of that wait and the error that ends it."""
+    """Causes of a wait, each with its limit and error."""
 
     # Due audio is not read.
     READER = ("reader_timeout_s", SlowReader)

@@ -75,7 +75,7 @@ class TextQueue:
         self._num_left_in_turn = 0
 
     def allow(self, reader: TextReader) -> int:
-        """How many characters ``reader`` can read now. If none, its ``advance`` is called when it has its turn."""
+        """Return how many characters ``reader`` can read now. If none, ``advance`` is called at its turn."""
         num_chars = min(self._budget.num_left, self._num_allowed(reader))
         if num_chars <= 0:
             self._enter(reader)

@@ -1,4 +1,4 @@
-"""Whether settings can be served; the message names the field, the limit and the value."""
+"""Validates settings; each error names the field, the limit and the value."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_frames(settings: SpeechSettings) -> None:
 
 
 def check_fields(settings: SpeechSettings, info: EngineInfo) -> None:
-    """What has no meaning to this model is not passed over."""
+    """Refuse options that the model does not support."""
     for name in info.refused_fields:
         value = settings.chunk_frames or None if name == "chunk_frames" else getattr(settings.sampling, name)
         if value is not None:

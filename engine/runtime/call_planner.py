@@ -82,7 +82,7 @@ def plan_round(
 
 
 def limit_round(slots: Numbers, counts: Numbers, slack_s: Seconds, max_frames: int) -> tuple[Numbers, Numbers]:
-    """As many of ``slots`` as make ``max_frames``, those with least slack first, and all that have none.
+    """Return as many of ``slots`` as make ``max_frames``, those with least slack first, and all that have none.
 
     Slots that began together gather together: without this all would decode many frames in one step, and none in the
     next, and a request without its first frame would wait for all of theirs.

@@ -1,4 +1,4 @@
-"""What is decoded in a step, and when it leaves: in rounds at once, or in calls that are launched ahead."""
+"""Decides what is decoded in a step and when it leaves: in rounds, or in calls that are launched ahead."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class RoundDecoding:
         return due
 
     def slack_s(self, request: Request, now_s: float) -> float:
-        """How long the listener can wait for its next chunk; a row that samples nothing now does not wait at all."""
+        """Return how long the listener can wait for its next chunk; 0 for a row that samples nothing now."""
         samples = self.host.scheduler.can_run(request, now_s) and not request.lacks_blocks
         return chunk_slack_s(request, now_s, samples)
 
@@ -196,7 +196,7 @@ def first_slots(num_frames: Mapping[int, int], max_frames: int) -> set[int]:
 
 
 def wanted_frames(request: Request, config: EngineConfig) -> int:
-    """Of the request's next chunk, by its own schedule or the engine's."""
+    """Return the frames of the request's next chunk, by its own schedule or the engine's."""
     schedule = request.spec.chunk_frames or config.chunk_frames
     return schedule[min(request.num_chunks, len(schedule) - 1)]
 

@@ -47,7 +47,7 @@ CPU_KV_BYTES = 512 * 2**20
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
-    """As said, else a default on the CPU, and on CUDA what weights and decoder slots have left, less a reserve."""
+    """Return the configured size; else a default on the CPU, and the free memory less a reserve on CUDA."""
     if config.kv_memory_mb is not None:
         return config.kv_memory_mb * 2**20
     if device.type != "cuda":
@@ -57,7 +57,7 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
 
 
 def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """What all requests use on average, yet never less than one may use alone, as far as the memory goes."""
+    """Return the number of blocks: the average use of all requests, at least the most of one, within the memory."""
     by_memory = kv_bytes(config, device) // PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
     wanted = max(config.max_running_requests * config.positions_per_request, model.max_positions)
     return max(1, min(by_memory, wanted // config.block_size))
@@ -287,7 +287,7 @@ class Engine(RequestManager):
         )
 
     def next_wake_s(self) -> float | None:
-        """When ``has_work`` may turn true by itself; None when only a command can do that."""
+        """Return when ``has_work`` may turn true by itself; None when only a command can do that."""
         now = self.clock()
         return self.retry_s if now < self.retry_s else self.scheduler.next_wake_s(now)
 

@@ -53,7 +53,7 @@ class DecodeCall:
 
 
 class DecodeHostBuffers:
-    """Where one call's inputs leave the host and its PCM arrives.
+    """Buffers of one call: its inputs on the host, and its PCM.
 
     ``places``: slot, row and column of the ring, frames decoded before.
     """
@@ -222,7 +222,7 @@ class GraphDecodeStage:
         return found
 
     def _decoded(self, call: DecodeCall) -> list[DecodedAudio]:
-        """What was decoded for a holder that is gone, or of a promise not kept, is dropped here.
+        """Return the chunks of a call, without those of released slots and of calls that were not needed.
 
         Each chunk is a copy of its own: a reader that is slow with one must not keep those of all.
         """
@@ -240,7 +240,7 @@ class GraphDecodeStage:
         ]
 
     def _error(self, slot: int, is_finite: bool) -> str | None:
-        """What is wrong with a call's row; what its slot had heard before has passed when the call has."""
+        """Return the error of a call's row, also of the priming of its slot."""
         try:
             if priming := self.primings.pop(slot, None):
                 priming.wait()

@@ -41,7 +41,7 @@ class ShareKey(NamedTuple):
 
 
 class PlaybackClock:
-    """When the listener will have heard everything emitted so far.
+    """Return when the listener will have heard everything emitted so far.
 
     Playback starts with the first chunk, runs in real time, and stands still while there is nothing to play.
     """
@@ -126,7 +126,7 @@ class Request:
 
     @property
     def deadline_s(self) -> float:
-        """When its listener runs dry; rows run in this order, and those without any audio yet, before any deadline."""
+        """Return when its listener runs out of audio: the order in which rows run. Rows without audio come first."""
         dry_at_s = self.clock.dry_at_s
         return 0.0 if dry_at_s is None else dry_at_s
 

@@ -1,4 +1,4 @@
-"""What requests are told between steps, and how they end: text in, events out, everything held given back once.
+"""Requests between steps: text in, events out, and everything held released exactly once.
 
 No torch. ``Engine`` adds the step.
 """

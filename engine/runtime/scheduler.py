@@ -1,4 +1,4 @@
-"""Who runs in the next step, and whose blocks pay for it. Pure bookkeeping: no torch, no model family.
+"""Selects the rows of the next step and frees blocks for them. Imports no torch and no model family.
 
 Who owns what of a request: WAITING nothing; RUNNING a decoder slot and, unless preempted, KV blocks; DRAINING the
 slot alone; DONE nothing. ``release`` is the only way back, whatever the cause.
@@ -104,7 +104,7 @@ class Scheduler:
         return count if count > 1 else 0
 
     def paced_slack_s(self, now_s: float) -> float:
-        """How long a step with burst rows may take for every paced row to be on time; ``inf`` where none was there
+        """Return how long a step with burst rows may take without delaying a paced row; ``inf`` where none was there
         lately, and 0 while one of them has text and no audio yet."""
         paced = [request for request in self.running if not request.is_burst]
         if paced or self.waiting.num_paced:
@@ -115,7 +115,7 @@ class Scheduler:
         return min((self.slack_s(request, now_s) for request in paced), default=MAX_IDLE_SLACK_S)
 
     def slack_s(self, request: Request, now_s: float) -> float:
-        """Until a paced row has to be computed in a step without burst rows."""
+        """Return the time until a paced row must be computed in a step without burst rows."""
         if request.waits_for_text:
             return MAX_IDLE_SLACK_S
         if request.clock.dry_at_s is None:
@@ -126,7 +126,7 @@ class Scheduler:
         return max(request.clock.lead_s(now_s) - min(STEP_MARGIN_S, lead_s / 2), self.wait_s(request, now_s))
 
     def plan(self, request: Request, positions_left: int, may_grow: bool) -> ScheduledWork | None:
-        """What to compute of a row; None when it has no text, no block, or more to compute than this step takes.
+        """Return the input of a row; None when it has no text, no block, or more to compute than this step takes.
 
         While a more urgent row lacks blocks, rows may run on those they hold but not take another. Where a long
         prefill is cut depends on the row alone, or its numbers would depend on its neighbours.
@@ -205,7 +205,7 @@ class Scheduler:
         return min(self._num_burst_left, self.waiting.num_burst)
 
     def prime(self, request: Request, slot: int) -> None:
-        """Where this fails, for want of memory or by a wrong code, it costs this request alone."""
+        """Give the voice's reference codes to the decode stage. A failure ends this request only."""
         if request.row.reference is None:
             return
         try:
@@ -226,8 +226,8 @@ class Scheduler:
         return request.spec.lead_ms is None or self.wait_s(request, now_s) <= ROUNDING_S
 
     def wait_s(self, request: Request, now_s: float) -> float:
-        """How long until one more frame keeps within lead and one chunk, and then until the tick at which all that are
-        at their leads step together; at most 0 when it does now."""
+        """Return the time until one more frame fits into lead and one chunk, rounded up to the tick at which all rows
+        at their leads step together; at most 0 when it fits now."""
         lead_ms = request.spec.lead_ms
         if lead_ms is None:
             return 0.0
@@ -330,7 +330,7 @@ class Scheduler:
         request.phase = RequestPhase.DONE
 
     def next_wake_s(self, now_s: float) -> float | None:
-        """When the first row that waits at its lead may run again; None when no row waits for the clock."""
+        """Return when the first row that waits at its lead may run again; None when no row waits for the clock."""
         at_lead = [r for r in self.running if r.phase is RequestPhase.RUNNING and not r.waits_for_text]
         waits = [wait_s for request in at_lead if (wait_s := self.wait_s(request, now_s)) > ROUNDING_S]
         return now_s + min(waits) if waits else None

@@ -1,4 +1,4 @@
-"""Whether one more stream can be carried without a gap: by a measured model of the step, not by a constant. No torch.
+"""Predicts from measured steps whether one more stream fits without a gap. Imports no torch.
 
 Every stream needs a frame in each frame's time. So as many can be carried as one step has rows when it takes that
 long. How the time of a step grows with its rows is measured at start, over dummy rows; how much longer the real
@@ -95,7 +95,7 @@ class StepModel:
         return self._line.max_seconds(rows)
 
     def _is_outlier(self, rows: int, seconds: float) -> bool:
-        """As many in a row as the model is old are no outliers any more."""
+        """Return whether a step is an outlier. ``MIN_WEIGHT`` of them in a row become the new level."""
         foreseen = self.seconds(rows)
         self._num_outliers = self._num_outliers + 1 if foreseen and seconds > OUTLIER_FACTOR * foreseen else 0
         return 0 < self._num_outliers < MIN_WEIGHT

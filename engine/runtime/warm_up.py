@@ -31,7 +31,7 @@ def capture_graphs(keys: Sequence[GraphKey]) -> None:
 
 
 def precompile_kernels(keys: Sequence[GraphKey]) -> None:
-    """What all graphs launch, side by side: one after another it takes a minute."""
+    """Compile the kernels of all graphs in parallel: in sequence that takes a minute."""
     start = time.perf_counter()
     try:
         with compile_only():
@@ -56,7 +56,7 @@ def measure_step_times(runner: GraphRunner, stage: GraphDecodeStage) -> StepTime
 
 
 def measure_step_s(runner: GraphRunner, stage: GraphDecodeStage, rows: int, call_rows: int) -> float:
-    """Of the second run; the first is for the clocks of the chip."""
+    """Return the time of the second run; the first raises the clocks of the chip."""
     took_s = 0.0
     for _ in range(2):
         torch.cuda.synchronize(runner.device)

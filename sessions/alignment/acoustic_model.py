@@ -1,4 +1,4 @@
-"""What sounds are in speech, 20 ms at a time: PCM in, a score for each class of sound out.
+"""Scores the class of sound in each 20 ms of speech: PCM in, one score a class out.
 
 A small network looks at band energies around each step. Work is done in blocks of fixed shape, so how the PCM is cut
 never shows, to the bit.

@@ -1,4 +1,4 @@
-"""What sounds and how long a stretch of text will take: each character is one unit of the path through the speech."""
+"""Predicts the sound and duration of each character: one unit of the path through the speech."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def is_wide(character: str) -> bool:
 
 
 def is_coarticulated(character: str) -> bool:
-    """Whether its sound depends on its neighbours: it is a letter of a word in an alphabet, or inside one."""
+    """Return whether its sound depends on its neighbours: it is a letter, or inside a word."""
     return (
         (character.isalpha() and not is_wide(character)) or character in "'-’" or bool(unicodedata.combining(character))
     )

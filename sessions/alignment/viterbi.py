@@ -32,7 +32,7 @@ EXTRA_UNITS = 64
 
 @dataclass(frozen=True, slots=True)
 class _Backpointers:
-    """How each boundary of the window was reached at one step."""
+    """Back-pointers of one step: how each boundary of the window was reached."""
 
     low: int
     # The boundary that was reached by sound; units from there on take no time.

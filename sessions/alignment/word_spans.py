@@ -1,4 +1,4 @@
-"""Where words begin and end: in the client's text, and with it in what is spoken of it."""
+"""Maps words between the client's text and its spoken form."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class WordSpanTracker:
         return (span.raw_start + place for place in align_characters(spoken, written))
 
     def source_index(self, spoken_char: int) -> int:
-        """Where a spoken character stands in the client's text."""
+        """Return the position of a spoken character in the client's text."""
         return self._places[spoken_char] if spoken_char < len(self._places) else self.raw_end
 
     def next_word(self, complete: bool) -> WordSpan | None:
@@ -104,8 +104,8 @@ class WordSpanTracker:
 
 
 def align_characters(spoken: str, written: str) -> list[int]:
-    """Where in what is written each spoken character stands. Words that are the same in both meet; what lies between
-    them is shared evenly; what sounds stands on a word."""
+    """Return the position of each spoken character in the written text. Equal words match; what lies between them is
+    shared evenly; every sound is within a word."""
     xs, ys = zip(*_matching_runs(spoken, written), strict=True)
     found = [int(place) for place in np.interp(range(len(spoken)), xs, ys)]
     word_before = [len(written[: place + 1].rstrip()) - 1 for place in range(len(written) + 1)]

@@ -1,4 +1,4 @@
-"""What people type to reach something: telephone numbers, e-mail addresses, URLs, file names."""
+"""Verbalizes addresses: telephone numbers, e-mail addresses, URLs, file names."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _MAX_LIST_NUMBER_DIGITS = 3
 
 
 class Boundary(IntEnum):
-    """What may end at a place, from weakest to strongest."""
+    """Kinds of boundaries, from weakest to strongest."""
 
     NOTHING = 0
     WORD = 1
@@ -56,7 +56,7 @@ class BoundaryDetector:
         self._num_breaks += character in _LINE_BREAKS
 
     def boundary_before(self, character: str) -> Boundary:
-        """What ends in front of this visible character."""
+        """Return the boundary in front of this visible character."""
         ending = self._ending_before(character)
         if self._gap:
             self._word_begins_line = self._num_breaks > 0

@@ -1,4 +1,4 @@
-"""When to close a segment early, so that a slow writer is never heard as a break in the middle of a sentence.
+"""Decides when to close a segment early, so that a slow writer causes no break within a sentence.
 
 The rule knows no clock, no queue and no engine: facts go in, a decision comes out. Text that keeps coming is
 never cut: a segment is closed early only after the writer has stalled.
@@ -41,7 +41,7 @@ MIN_TOKENS_PER_S = 4.0  # a person who types; such text is spoken in whole piece
 
 
 class TextPace:
-    """When text deltas of a response came, and whether their absence or their slowness is a stall of the writer.
+    """Tracks the arrival of text deltas, and detects a stalled or slow writer.
 
     A language model's stream comes in clumps, so the longest recent gap between arrivals counts and not the mean.
     """
@@ -80,7 +80,7 @@ class TextPace:
 
 @dataclass(frozen=True, slots=True)
 class TextStats:
-    """What the rule wants to know of a piece of text."""
+    """Properties of a piece of text that the rule uses."""
 
     num_words: int = 0
     has_clause_mark: bool = False
@@ -96,7 +96,7 @@ class TextStats:
 
 
 def should_close_early(open_text: TextStats, remaining_ms: float, settings: DeadAirSettings) -> bool:
-    """Of a segment whose request waits for text that has stalled: whether to end it now. Every word fed to it is still
+    """Decide whether to end a segment whose request waits for stalled text. Every word fed to it is still
     spoken."""
     if not settings.enabled or remaining_ms >= settings.close_below_ms:
         return False
@@ -104,7 +104,7 @@ def should_close_early(open_text: TextStats, remaining_ms: float, settings: Dead
 
 
 def should_open_next(gathered: TextStats, remaining_ms: float, settings: DeadAirSettings) -> bool:
-    """Of the text that has come since a segment was closed early: whether to begin the next segment with it.
+    """Decide whether the text since an early close is enough for the next segment.
 
     Other segments begin as soon as their first word is there; so does this one with the rule off.
     """

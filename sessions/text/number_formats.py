@@ -52,7 +52,7 @@ _READ_AS_DIGITS = {"911": "nine one one", "404": "four oh four"}
 
 
 def verbalize_before_units(text: str) -> str:
-    """What the rules for units would misread: ½, versions and IP addresses, "the 1990s"."""
+    """Rewrites what the rules for units would misread: ½, versions and IP addresses, "the 1990s"."""
     return apply_rules(_BEFORE_UNITS, text)
 
 
@@ -82,7 +82,7 @@ def _decade(match: re.Match[str]) -> str:
 
 
 def _raised(match: re.Match[str]) -> str:
-    """As it is written with ``^``; a lone ² or ³ may be a unit's."""
+    """Return the form with ``^``; a lone ² or ³ may be a unit's."""
     if match[0] in ("²", "³"):
         return match[0]
     return f"^{'-' if match[1] else ''}{match[2].translate(_RAISED_DIGITS)}"

@@ -61,7 +61,7 @@ def _last_part(words: str) -> tuple[str, str, str]:
 
 
 def year(number: int) -> str:
-    """How a year from 1000 to 9999 is said: "nineteen oh five", "two thousand five", "twenty ten"."""
+    """Return the spoken form of a year from 1000 to 9999: "nineteen oh five", "two thousand five", "twenty ten"."""
     century, rest = divmod(number, 100)
     if number % 1000 < 10:
         return cardinal(number)

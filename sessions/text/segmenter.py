@@ -150,7 +150,7 @@ class Segmenter:
         return self._num_chars >= max_chars or share > self._settings.end_at_share
 
     def _token_share(self, following: str = "") -> float:
-        """Of the tokens that a segment may have, with one more character."""
+        """Return the share of a segment's tokens used with one more character."""
         if self._settings.max_segment_tokens is None:
             return 0.0
         more = self._tenths(following) if following else 0

@@ -1,4 +1,4 @@
-"""How many text tokens of a model a character may cost: what stands for its tokenizer, which is the engine's alone.
+"""Estimates text tokens per character without the tokenizer, which belongs to the engine.
 
 No byte-pair tokenizer makes more tokens of a text than it has bytes in UTF-8, and of most scripts it makes that many.
 Of those that models are trained on it makes fewer; for them the figures are above what is usual, rare words included.

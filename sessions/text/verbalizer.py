@@ -1,4 +1,4 @@
-"""How one block of text is said: the rules in their order."""
+"""Applies the rules that turn a block of text into its spoken form."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def is_built_in(name: str, info: EngineInfo) -> bool:
 
 
 def resembles_built_in(name: str, info: EngineInfo) -> bool:
-    """Whether people would take it for a voice of the checkpoint, some of whose wires pass over case."""
+    """Return whether a name equals a voice of the checkpoint, ignoring case."""
     return name.lower() in {voice.name.lower() for voice in info.voices}
 
 

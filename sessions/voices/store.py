@@ -67,7 +67,7 @@ class VoiceStore:
         return sorted(manifests, key=attrgetter("name"))
 
     def add(self, voice: StoredVoice) -> None:
-        """When this returns, the voice outlives a crash of this machine.
+        """Store a voice durably: once it returns, the voice survives a crash of the machine.
 
         Raises ``VoiceExists``, ``LimitExceeded`` or ``OSError``, of which ``TimeoutError`` is one; then nothing has
         changed.
@@ -83,7 +83,7 @@ class VoiceStore:
             self._write(path, data)
 
     def remove(self, owner: str, name: str) -> bool:
-        """Whether there was one. What speaks with it goes on."""
+        """Delete a voice and return whether it existed. Responses that use it continue."""
         path = self._path(owner, name)
         if not NAME.fullmatch(name) or _version(path) is None:
             return False

@@ -87,7 +87,7 @@ def _application(audio: AudioFormat) -> OpusApplication:
 
 
 def codec_delay_samples(audio: AudioFormat) -> int:
-    """So much sound at most has been pushed and cannot be heard yet by one who decodes all bytes so far.
+    """Return the most audio that was pushed and cannot be decoded from the bytes so far.
 
     MP3: a frame in the making, one in look-ahead, and 1,105 samples that encoder and decoder delay. AAC: two frames
     and the overlap with the next. FLAC: a block.
