@@ -1,4 +1,4 @@
-"""What a connection raises, and one table: what each code means for the response, the connection and a request."""
+"""Errors of connections, and the table that maps each code to HTTP status and close code."""
 
 from __future__ import annotations
 

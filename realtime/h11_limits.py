@@ -11,7 +11,7 @@ SMALL_CHUNK_BYTES, MAX_SMALL_CHUNKS = 256, 1_000
 
 
 class ChunkLimitedConnection(h11.Connection):
-    """As h11's, for either role; a body in crumbs breaks the protocol."""
+    """Connection of h11 for either role; a body in very small chunks breaks the protocol."""
 
     # Of the body that is arriving.
     _num_bytes = _num_pieces = 0

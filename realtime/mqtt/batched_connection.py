@@ -122,7 +122,7 @@ class BatchedMqttConnection(MqttConnection):
         self._unacknowledged[number] = PendingPublish(now_s(), answered)
 
     async def _wait_for_quota(self) -> None:
-        """Until there is room: first come, first served, message by message."""
+        """Wait for room: first come, first served, message by message."""
         self._num_in_line += 1
         try:
             async with self._turn:
@@ -184,7 +184,7 @@ class BatchedMqttConnection(MqttConnection):
 
     @contextmanager
     def _ending_when_broken(self) -> Iterator[None]:
-        """As aiomqtt does: what is malformed ends the connection."""
+        """End the connection on a malformed packet, as aiomqtt does."""
         try:
             yield
         except Exception as fault:

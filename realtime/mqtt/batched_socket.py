@@ -43,7 +43,7 @@ class BatchedSocket:
         return found
 
     def put(self, data: bytes) -> None:
-        """What ``recv`` gives; its end when empty."""
+        """Provide the bytes for ``recv``; empty is the end."""
         self._inward += data
         self._ended = not data
 
@@ -62,7 +62,7 @@ class BatchedSocket:
         return len(self._outward) <= MAX_WAITING_BYTES
 
     async def free_bytes(self) -> None:
-        """Until there is some, or it is closed."""
+        """Wait for data or the close."""
         while not (self._closed or self.has_capacity()):
             self._room.clear()
             await self._room.wait()

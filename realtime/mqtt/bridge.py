@@ -82,6 +82,6 @@ class MqttBridge:
 
 
 def worker_name(given: str | None) -> str:
-    """Of this process, and of this start: a server may have several processes."""
+    """Return an id of this process and start: a server may have several processes."""
     name = re.sub(r"[^A-Za-z0-9_.:-]", "-", given or socket.gethostname() or "voicewire")[:MAX_NAME_CHARS]
     return f"{name}-{secrets.token_hex(3)}"

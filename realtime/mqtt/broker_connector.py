@@ -154,7 +154,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
 
 
 def _apply_broker_limits(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
-    """What aiomqtt does not: the limits with which the broker greets."""
+    """Read the limits in the broker's CONNACK, which aiomqtt does not expose."""
     paho = client._client
     greeted = paho.on_connect
 

@@ -115,7 +115,7 @@ async def open_session(
 
 @contextmanager
 def _map_broker_errors() -> Iterator[None]:
-    """What the broker does not allow is said as what a server refuses is."""
+    """Report what the broker refuses like a refusal of a server."""
     try:
         yield
     except RequestRefused as error:

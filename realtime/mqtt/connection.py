@@ -61,7 +61,7 @@ class Publication:
         return packed(self.content_type, self.response_topic, self.correlation, self.expiry_s, self.user)
 
     def packet(self, number: int | None) -> bytes:
-        """As it travels; of QoS 1 with a ``number``. Raises ``LocalProtocolError`` when something of it is too long."""
+        """Encode a publication; QoS 1 has a ``number``. Raises ``LocalProtocolError`` when a part is too long."""
         payload = self.payload if isinstance(self.payload, bytes) else self.payload.encode()
         return publish(self.topic, self.properties(), payload, self.retain, number)
 
@@ -101,8 +101,8 @@ class MqttConnection:
         check_reason_code(publication.topic, await self._publish(publication))
 
     async def publish_nowait(self, publication: Publication, on_refused: Callable[[], None] = lambda: None) -> None:
-        """Until it is on its way. What comes later goes after it; ``watch`` tells when the broker does not answer,
-        and ``on_refused`` when it does not allow it. Raises ``LocalProtocolError`` as ``publish`` does."""
+        """Publish in order. ``wait_disconnected`` reports a broker that does not answer, and ``on_refused`` a refusal.
+        Raises ``LocalProtocolError`` as ``publish`` does."""
         log_puback(publication.topic, await self._publish(publication), on_refused)
 
     async def subscribe(self, topic: str, qos: int = 1) -> None:

@@ -47,7 +47,7 @@ class MqttSessionTransport(MessageTransport):
             self._waiting.put_nowait(payload)
 
     def abort(self) -> None:
-        """As a socket that breaks. Idempotent."""
+        """End the line without a message. Idempotent."""
         if not self._closed:
             self._closed = True
             self._waiting.put_nowait(None)
@@ -81,7 +81,7 @@ class MqttSessionTransport(MessageTransport):
 
 
 class MqttReplyTransport(MqttSessionTransport):
-    """Of a text that was given whole: everything goes to the topic that was asked for."""
+    """The line of a one-shot text: everything goes to the response topic."""
 
     def __init__(self, line: MqttConnection, topic: str, correlation: bytes | None, content_type: str) -> None:
         super().__init__(line, SessionTopics("", topic, topic), content_type, 0, 0)

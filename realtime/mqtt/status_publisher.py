@@ -1,4 +1,4 @@
-"""What a server tells of itself on its retained topic."""
+"""Publishes a server's state on its retained topic."""
 
 from __future__ import annotations
 

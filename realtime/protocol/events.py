@@ -26,7 +26,7 @@ Status = Literal["completed", "cancelled", "failed"]
 
 
 class NativeAudioFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How audio is to be coded; what is not given takes the server's default. Only ``opus`` reads the last five."""
+    """Audio format of a request; missing fields take the server's default. Only ``opus`` reads the last five."""
 
     # ``opus``, ``pcm_s16le``, ``mulaw`` or ``alaw``.
     encoding: str | None = None
@@ -40,7 +40,7 @@ class NativeAudioFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class NativeSamplingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is not given takes the voice's default; the ranges are the engine's."""
+    """Sampling options; missing ones take the voice's default. The engine checks the ranges."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -56,7 +56,7 @@ class NativeSamplingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How to speak. In ``session.update`` for all responses to come, in ``response.create`` for that one."""
+    """Speech settings. In ``session.update`` for all responses to come, in ``response.create`` for that one."""
 
     voice: str | None = None
     language: str | None = None
@@ -77,7 +77,7 @@ class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ClientEventBase(
     Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What a client may say."""
+    """Base of the client's events."""
 
 
 class SessionUpdate(ClientEventBase, tag="session.update", frozen=True):
@@ -122,11 +122,11 @@ class PlaybackReport(ClientEventBase, tag="playback.report", frozen=True):
 
 
 class ServerEventBase(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What the server may say."""
+    """Base of the server's events."""
 
 
 class SessionLimitsInfo(Struct, frozen=True, kw_only=True):
-    """What this server allows one session."""
+    """Limits of one session."""
 
     max_message_bytes: int
     max_response_chars: int
@@ -136,7 +136,7 @@ class SessionLimitsInfo(Struct, frozen=True, kw_only=True):
 
 
 class ResponseAudioFormat(Struct, frozen=True, kw_only=True):
-    """How the audio of one response is coded."""
+    """Audio format of one response."""
 
     encoding: str
     # Of the PCM, or of what an Opus decoder should give; also the unit of ``sample_time`` and ``audio_samples``.
@@ -202,7 +202,7 @@ class ResponseWords(ServerEventBase, tag="response.words", frozen=True):
 
 
 class HeardBody(Struct, frozen=True, kw_only=True):
-    """What the listener heard, in the characters that the client sent."""
+    """Text that the listener heard, in the client's own characters."""
 
     # From the first character to the end of the last word heard.
     text: str
@@ -250,7 +250,7 @@ class ErrorEvent(ServerEventBase, tag="error", frozen=True):
 
 
 class AudioKind(IntEnum):
-    """What the packets of an audio message hold."""
+    """Encoding of the packets of an audio message."""
 
     OPUS = 1
     PCM_S16LE = 2

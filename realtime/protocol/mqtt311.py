@@ -1,4 +1,4 @@
-"""As much of MQTT 3.1.1 as a device needs that talks to us without a broker between: connect, publish, ping."""
+"""The part of MQTT 3.1.1 for devices that connect without a broker: connect, publish, ping."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def publish(topic: str, payload: bytes) -> bytes:
 
 
 class FieldReader:
-    """What stands in a packet, one after the other. Every method raises ``RemoteProtocolError`` at its end."""
+    """Reads the fields of a packet in order. Every method raises ``RemoteProtocolError`` at its end."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

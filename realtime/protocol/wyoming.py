@@ -62,7 +62,7 @@ class WyomingDialect(Dialect):
             yield from self.send_error(error.info, None)
 
     def _act(self, event: WyomingEvent) -> Iterator[model.DialectCommand]:
-        """What is not known is passed over."""
+        """Carry out an event; unknown ones are ignored."""
         match event.type:
             case "describe":
                 yield _send("info", self._info)
@@ -123,7 +123,7 @@ class WyomingDialect(Dialect):
             yield _send("audio-start", self._format)
 
     def _ended(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        """Who waits for audio is told that it has ended, whatever became of it."""
+        """Report the end of audio to a client that waits for it, also after an error."""
         if self._arriving == event.context:
             self._arriving = None
         if event.error is not None:

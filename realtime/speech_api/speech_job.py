@@ -56,7 +56,7 @@ class SpeechJob:
 async def prepare_job(
     body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder | None = None
 ) -> SpeechJob:
-    """What can be told without listening to a recording is counts first.
+    """Validate a request and prepare its voice. Checks that need no recording come first.
 
     Raises ``SpeechError``.
     """

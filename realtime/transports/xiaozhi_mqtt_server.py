@@ -82,7 +82,7 @@ class XiaozhiMqttServer:
                 await asyncio.gather(*self._serving, return_exceptions=True)
 
     def _tls(self) -> ssl.SSLContext | None:
-        """As on the server's one port, where the certificate was looked at already."""
+        """Return the TLS context of the server's port, whose certificate is validated already."""
         listen = self._server.config.listen
         if listen.tls_certificate is None:
             return None
@@ -253,7 +253,7 @@ class XiaozhiMqttDevice:
         await self._link.send(mqtt.publish(self._topic, message.encode()))
 
     async def _end(self) -> None:
-        """Of the conversation, if there is one."""
+        """End the conversation, if there is one."""
         line, conversing = self._line, self._conversing
         self._line = self._conversing = None
         if line is not None:

@@ -261,7 +261,7 @@ class XiaozhiTransport(MessageTransport):
             await self._line.send(self._dialect.stop())
 
     def _decoded(self, message: bytes) -> bytes:
-        """What is no sound, or broken, is passed over: a microphone's packet more or less is no matter."""
+        """Decode a packet; broken ones are dropped."""
         try:
             packet = unpack_frame(self._version, message)
             return pcm_to_s16le(self._decoder.decode(packet)) if packet else b""

@@ -194,7 +194,7 @@ class DeepgramFluxDialect(Dialect):
         yield model.FinishContexts()
 
     def _configure(self, speed: float | None) -> Iterator[model.DialectCommand]:
-        """Of the turns to come."""
+        """Change the speed of later turns."""
         low, high = SPEEDS
         if speed is not None and not low <= speed <= high:
             description = f"speed must be {low} to {high}"

@@ -60,7 +60,7 @@ class ElevenLabsMessage(ElevenLabsCredentials):
 
 @dataclass(slots=True, kw_only=True)
 class ElevenLabsContext:
-    """What is known of a context."""
+    """State of a context."""
 
     name: str
     last_text: str = ""
@@ -175,7 +175,7 @@ class ElevenLabsSocket(Dialect, Generic[S]):
     # --- what becomes of it
 
     def _part(self, spoken: S) -> str:
-        """What the context, or the part of it that is written now, is called in this server."""
+        """Return the id of the context, or of its current part, in this server."""
         return spoken.name
 
     def _of(self, part: str) -> S | None:

@@ -1,4 +1,4 @@
-"""What all of ElevenLabs' wires share: formats, keys, errors, how a handshake is read, and times of characters."""
+"""Shared parts of ElevenLabs' wires: formats, keys, errors, how a handshake is read, and times of characters."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ElevenLabsVoiceSettings(Struct):
 
 
 class ElevenLabsCredentials(Struct):
-    """Where a first message may hold the API key."""
+    """Base of messages that may hold the API key."""
 
     dashed_key: str | None = field(default=None, name="xi-api-key")
     xi_api_key: str | None = None
@@ -73,7 +73,7 @@ def wire_format(name: str) -> RequestedFormat:
 
 
 def parse_options(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
-    """What a query says of how to speak. Raises ``RemoteProtocolError``."""
+    """Return the speech options of a query. Raises ``RemoteProtocolError``."""
     return SpeechOptions(
         voice=voice,
         language=query.get("language_code"),
@@ -94,7 +94,7 @@ def error_answer(error: ErrorInfo) -> dict[str, Any]:
 
 
 def reason(text: str) -> str:
-    """As long as a close frame can hold."""
+    """Return the reason, cut to what a close frame can hold."""
     return text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
@@ -142,7 +142,7 @@ def shift_word(word: TimedWord, by_ms: float) -> TimedWord:
 
 
 def alignment(chars: Sequence[TimedChar], base_ms: float) -> dict[str, Any] | None:
-    """As the sockets tell them: whole milliseconds since ``base_ms``."""
+    """Return character times of the sockets: whole milliseconds since ``base_ms``."""
     if not chars:
         return None
     starts = [round(char.start_ms - base_ms) for char in chars]
@@ -155,14 +155,14 @@ def alignment(chars: Sequence[TimedChar], base_ms: float) -> dict[str, Any] | No
 
 
 def snake_alignment(chars: Sequence[TimedChar], base_ms: float) -> dict[str, Any] | None:
-    """As text-to-dialogue tells the same."""
+    """Return character times in the form of text-to-dialogue."""
     fields = alignment(chars, base_ms)
     names = {"chars": "chars", "charStartTimesMs": "char_start_times_ms", "charDurationsMs": "char_durations_ms"}
     return fields and {names[name]: values for name, values in fields.items()}
 
 
 def alignment_s(chars: Sequence[TimedChar]) -> dict[str, Any] | None:
-    """As HTTP tells the same, in seconds."""
+    """Return character times in the form of HTTP, in seconds."""
     if not chars:
         return None
     return {
@@ -173,5 +173,5 @@ def alignment_s(chars: Sequence[TimedChar]) -> dict[str, Any] | None:
 
 
 def _is_spaceless(character: str) -> bool:
-    """Of a script that writes words without spaces between them."""
+    """Return whether the character's script writes words without spaces."""
     return unicodedata.category(character) == "Lo" and unicodedata.east_asian_width(character) in "WF"

@@ -143,7 +143,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         yield model.SendMessage(dump(is_final_audio_for_turn=True, **self._named_if_many(spoken)))
 
     def _send_end(self, spoken: ElevenLabsDialogueContext, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        """Of a part; the last one's is the context's."""
+        """End a part; the end of the last part is the context's."""
         spoken.parts.remove(event.context)
         spoken.offset_ms = spoken.audio_end_ms
         spoken.failure = spoken.failure or event.error

@@ -33,7 +33,7 @@ WORD_FIELDS = ev.WordTiming.__struct_fields__
 
 
 class OpenResponse(NamedTuple):
-    """What audio messages and the terminal event say of a response."""
+    """Number and audio kind of an open response."""
 
     number: int
     kind: ev.AudioKind

@@ -1,4 +1,4 @@
-"""What the OpenAI wires share: message structs, errors, and the field names of the beta."""
+"""Shared parts of the OpenAI wires: message structs, errors, and the field names of the beta."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OpenAIItem(Struct):
 
 
 class OpenAIResponseParams(Struct):
-    """Of ``response.create``; what a session says about audio holds where it is silent."""
+    """Parameters of ``response.create``; missing ones come from the session."""
 
     input: list[OpenAIItem] | None = None
     instructions: str | None = None

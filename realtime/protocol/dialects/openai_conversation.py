@@ -1,4 +1,4 @@
-"""What OpenAI Realtime remembers of a conversation: its items, in order, and the replies that are being spoken."""
+"""The conversation of OpenAI Realtime: its items in order, and the replies that are being spoken."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_items(items: list[OpenAIItem], field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What an item, or all items, hold."""
+    """Size of an item, or of all items."""
 
     num_chars: int
     num_parts: int

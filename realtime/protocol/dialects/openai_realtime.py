@@ -129,7 +129,7 @@ class OpenAIRealtimeDialect(Dialect):
                 yield from self._truncate(item_id, parsed)
 
     def _truncate(self, item_id: str, parsed: OpenAIClientEvent) -> Iterator[model.DialectCommand]:
-        """Of a reply: what was heard by then becomes its text; one that still speaks is cut."""
+        """Truncate a reply to what was heard; one that still speaks is canceled."""
         context = self._conversation.context_of(item_id)
         if context is not None and self._conversation.reply(context) is not None:
             yield model.CancelContext(context, parsed.audio_end_ms)

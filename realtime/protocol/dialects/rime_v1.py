@@ -243,7 +243,7 @@ class RimeV1Dialect(Dialect):
         yield self._error("", error)
 
     def _abort(self, error: RemoteProtocolError) -> Iterator[model.DialectCommand]:
-        """What cannot be read cannot be told apart from what follows."""
+        """Report an unreadable message and close: the messages after it cannot be framed."""
         yield self._error("", error.info)
         yield model.CloseConnection(1007, "invalid_input")
 

@@ -57,7 +57,7 @@ class VllmOmniMessage(Struct):
 
 @dataclass(frozen=True, slots=True)
 class VllmOmniConfig:
-    """What holds until the client says otherwise."""
+    """Configuration of a connection until the client changes it."""
 
     response_format: str = "wav"
     stream_audio: bool = False
@@ -258,7 +258,7 @@ class VllmOmniDialect(Dialect):
 
 
 def _speech_fields(parsed: VllmOmniMessage, given: dict[str, Any]) -> Iterator[model.DialectCommand]:
-    """What the message says in fields of the speech API."""
+    """Return the message's fields of the speech API as a command."""
     fields = {name: given[name] for name in SPEECH_FIELDS & given.keys() if given[name] is not None}
     if parsed.voice:
         fields["voice"] = parsed.voice
@@ -272,6 +272,6 @@ def _file(utterance: VllmOmniUtterance) -> bytes:
 
 
 def wav_header(num_bytes: int) -> bytes:
-    """Of 16-bit mono PCM at ``SAMPLE_RATE``."""
+    """Return the header of 16-bit mono PCM at ``SAMPLE_RATE``."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16)
     return struct.pack("<4sI4s", b"RIFF", 36 + num_bytes, b"WAVE") + form + struct.pack("<4sI", b"data", num_bytes)

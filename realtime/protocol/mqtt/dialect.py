@@ -215,7 +215,7 @@ def done(event: model.ContextEnded) -> messages.MqttDone:
 
 
 def failed(error: ErrorInfo) -> messages.MqttDone:
-    """Of a text that was not even begun, or was broken off."""
+    """Return the terminal message of a text that was refused or broken off."""
     status: Literal["failed"] = "failed"
     return messages.MqttDone(reply=0, status=status, audio_ms=0, heard="", remaining="", played_ms=0, error=error)
 

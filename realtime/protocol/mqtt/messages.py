@@ -1,4 +1,4 @@
-"""What clients and servers write on a broker: JSON, told apart by ``t`` within a session, and audio.
+"""Messages on a broker: JSON tagged by ``t`` within a session, and audio.
 
 The payload of audio is sound alone; what it is stands in user properties. Between a dialect and its connection both
 travel as one message, the head before the sound.
@@ -47,7 +47,7 @@ class MqttFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to speak; what is not given is the server's default."""
+    """Speech settings; missing ones are the server's defaults."""
 
     v: int = VERSION
     voice: Name | None = None
@@ -126,7 +126,7 @@ ClientMessage = MqttText | MqttFlush | MqttEnd | MqttCancel | MqttClose | MqttLe
 
 
 class MqttOutbound(Struct, frozen=True, kw_only=True, tag_field="t"):
-    """What a session tells."""
+    """Base of a session's events."""
 
 
 class MqttStarted(MqttOutbound, frozen=True, tag="started"):
@@ -250,7 +250,7 @@ def parse_server_message(payload: str | bytes) -> ServerMessage:
 
 
 def parse_answer(payload: bytes) -> MqttOpened | MqttRefusal:
-    """What came back for ``open``."""
+    """Parse the answer to ``open``."""
     found = decode_json(_answer.decode, payload, "t")
     try:
         if isinstance(found, dict) and "error" in found:

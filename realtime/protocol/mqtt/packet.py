@@ -84,7 +84,7 @@ def acknowledged(packet: MqttPacket) -> tuple[int, int]:
 
 
 def parse_publish(packet: MqttPacket) -> PublishPacket:
-    """Of QoS 0 or 1. Raises ``RemoteProtocolError``."""
+    """Parse a PUBLISH of QoS 0 or 1. Raises ``RemoteProtocolError``."""
     fields = FieldReader(packet.body)
     found = PublishPacket(fields.text(), retained=bool(packet.flags & RETAIN))
     if packet.flags >> 1 & 3:

@@ -1,4 +1,4 @@
-"""Where what is said on a broker. ``{client}`` and ``{sid}`` are levels of their own, so that a broker's ACL can bind
+"""Topics on a broker. ``{client}`` and ``{sid}`` are levels of their own, so that a broker's ACL can bind
 clients to theirs."""
 
 from __future__ import annotations

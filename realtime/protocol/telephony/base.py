@@ -1,4 +1,4 @@
-"""What every phone line does, whatever its provider's messages look like. No input or output, and no clock."""
+"""Base of telephony dialects: a provider's messages in, events out. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def mark_name(text: str) -> str:
 
 
 def parameters(given: Mapping[str, object] | None) -> dict[str, str]:
-    """As texts, the long ones cut."""
+    """Return parameters as texts, long ones cut."""
     return {name[:MAX_NAME_CHARS]: str(value)[:MAX_PARAMETER_CHARS] for name, value in (given or {}).items()}
 
 

@@ -67,7 +67,7 @@ class TwilioDialect(JsonStreamDialect):
 
 
 def sign(token: str, url: str, fields: Mapping[str, str] | None = None) -> str:
-    """What ``X-Twilio-Signature`` says. ``fields`` are those of a form that is posted; a WebSocket has none."""
+    """Check ``X-Twilio-Signature``. ``fields`` are those of a form that is posted; a WebSocket has none."""
     text = url + "".join(name + value for name, value in sorted((fields or {}).items()))
     return base64.b64encode(hmac.digest(token.encode(), text.encode(), hashlib.sha1)).decode()
 

@@ -173,7 +173,7 @@ class EncryptedAudioStream:
 
     @property
     def nonce(self) -> bytes:
-        """What the device makes its headers from."""
+        """The nonce from which the device makes its headers."""
         return HEADER.pack(SOUND, 0, 0, self.stream, 0, 0)
 
     def encrypt(self, packet: bytes, time_ms: int) -> bytes:
