@@ -32,7 +32,7 @@ class TransformerConfig:
 
 
 class AttentionContext(Protocol):
-    """Where keys and values of earlier positions come from."""
+    """Source of keys and values of earlier positions."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, T, Hq, D], k and v [B, T, Hkv, D], after norm and RoPE -> [B, T, Hq, D]."""

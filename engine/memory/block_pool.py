@@ -1,4 +1,4 @@
-"""Who holds which KV block, and copies of voice prefixes. No torch at run time."""
+"""Ownership of KV blocks, and copies of voice prefixes. Imports no torch at run time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PrefixCache:
         return len(self._entries)
 
     def num_positions(self, key: Hashable) -> int:
-        """How many positions ``restore`` would fill; 0 when the prefix is not known."""
+        """Return how many positions ``restore`` would fill; 0 when the prefix is not known."""
         return self._entries[key].shape[2] if key in self._entries else 0
 
     def restore(self, key: Hashable, table: Sequence[int]) -> None:

@@ -47,7 +47,7 @@ class PagedKV:
         self.data.index_fill_(2, to_device(blocks, torch.int64, self.data.device), 0)
 
     def flat_indices(self, table: Sequence[int], length: int) -> Tensor:
-        """Where the first ``length`` positions of a row lie, blocks flattened."""
+        """Return the flattened positions of the first ``length`` positions of a row."""
         positions = np.arange(length)
         blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size]
         return to_device(blocks * self.block_size + positions % self.block_size, torch.int64, self.data.device)

@@ -1,4 +1,4 @@
-"""What the engine asks of a model family; neither scheduler nor sessions know which one runs. No torch at run time.
+"""Interface between the engine and a model family. Imports no torch at run time.
 
 A family is two stages. ``SpeechModel`` (the talker stage) turns inputs into codes, one forward for many rows;
 ``DecodeStage`` turns codes into PCM in batches of its own.
@@ -59,7 +59,7 @@ class TokenQueue:
 
 
 class VoiceReference(NamedTuple):
-    """What a row's speech goes on from; equal keys are equal references."""
+    """Reference that a row's speech continues; equal keys are equal references."""
 
     key: Hashable
     # Of a recording, to be heard as if the row had spoken them.
@@ -70,7 +70,7 @@ class VoiceReference(NamedTuple):
 
 @dataclass(slots=True)
 class SequenceState:
-    """What the talker stage remembers of one request; families add fields.
+    """State of one request in the talker stage; families add fields.
 
     ``inputs`` keeps every talker input from the first on, so that keys and values can be computed again after a
     preemption; the first ``num_computed`` of them are in the cache now.
@@ -139,7 +139,7 @@ Outcome = FrameOutcome | ControlOutcome | StopOutcome | FailedOutcome
 
 @dataclass(frozen=True, slots=True)
 class ModelCapabilities:
-    """What a checkpoint can do besides speaking in voices of its own: fields of ``EngineInfo`` by these names."""
+    """Optional capabilities of a checkpoint: fields of ``EngineInfo`` by these names."""
 
     task: str = "custom_voice"
     takes_instruct: bool = False
@@ -183,7 +183,7 @@ class SpeechModel(Protocol):
         ...
 
     def next_input(self, row: SequenceState) -> AwaitText | TalkerInputs:
-        """What to feed next, or that there is no text for it. Called only when all inputs so far are computed, and
+        """Return the next input, or that there is no text for it. Called only when all inputs so far are computed, and
         after ``AwaitText`` only when text has come or has closed. A row for which it raises fails alone."""
         ...
 
@@ -217,7 +217,7 @@ class DecodedAudio:
 
 
 class AudioSpec(Protocol):
-    """What comes out of a decode stage, known before there is one."""
+    """Audio properties of a decode stage, known before it is created."""
 
     @property
     def sample_rate(self) -> int: ...
@@ -292,7 +292,7 @@ class FrameProgramProtocol(Protocol):
     def run_prefill(self, num_tokens: int) -> None: ...
 
     def constants(self, row: SequenceState) -> dict[str, float]:
-        """What of ``inputs`` stays the same for all of a row's frames."""
+        """Return the part of ``inputs`` that is constant for all frames of a row."""
         ...
 
     def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:
@@ -334,7 +334,7 @@ class DecodeProgramProtocol(Protocol):
 
 
 class FrameContext(NamedTuple):
-    """What an engine lends a frame program."""
+    """Resources of the engine that a frame program uses."""
 
     kv: PagedKV
     config: EngineConfig

@@ -39,7 +39,7 @@ def load_family(
 
 
 def inspect_model(folder: Path) -> CheckpointReport:
-    """What the folder holds, all of it checked and none of it loaded. Raises ``CheckpointError``."""
+    """Inspect a folder: all of it is checked and nothing loaded. Raises ``CheckpointError``."""
     family = _family(folder)
     if family == "cosyvoice3":
         from engine.models.cosyvoice3.load import inspect as inspect_cosyvoice3

@@ -1,4 +1,4 @@
-"""What a block of the flow is made of between its products, in plain torch."""
+"""Operations of a flow block between its matrix products, in plain torch."""
 
 from __future__ import annotations
 

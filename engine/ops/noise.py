@@ -1,4 +1,4 @@
-"""Where the randomness of a draw comes from: exponential variates q for argmax(p / q).
+"""Random numbers of draws: exponential variates q for argmax(p / q).
 
 Two sources. ``PhiloxNoise`` is a pure function of (seed, segment, frame, codebook, id): the same on every device and
 in every batch, so a row that sat out, moved or was computed again draws the same. ``GeneratorNoise`` reads a torch
@@ -29,7 +29,7 @@ ROUNDS = 10
 
 
 class SampleKey(NamedTuple):
-    """What one draw depends on, besides the id of each candidate."""
+    """Key of one draw, besides the id of each candidate."""
 
     seed: int
     segment: int

@@ -21,7 +21,7 @@ def is_compile_only() -> bool:
 
 
 def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
-    """What launches ``kernel`` when called with its arguments; within ``compile_only`` it is only compiled."""
+    """Return a launcher of ``kernel``; within ``compile_only`` it only compiles."""
     return kernel[grid] if _asked_for is None else partial(_compile, _asked_for, kernel, grid)
 
 
@@ -33,7 +33,7 @@ def _compile(asked_for: set[Hashable], kernel: Any, grid: tuple[int, ...], *args
 
 
 def _kind(value: Any) -> Hashable:
-    """What Triton compiles a kernel anew for, and a little more."""
+    """Return the key of a compilation: at least what Triton specializes on."""
     if isinstance(value, Tensor):
         return value.dtype, value.data_ptr() % 16 == 0
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""What the kernels are handed besides tensors of activations."""
+"""Parameters of kernels besides tensors of activations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ResidualUnitParams(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """Of N rows, as tensors [N]; temperature 0 is greedy, top_k 0 no limit.
+    """Sampling parameters of N rows, as tensors [N]; temperature 0 is greedy, top_k 0 no limit.
 
     ``seed`` int64; ``place`` int64, the segment shifted by 8 bits, to be joined with a codebook; ``frame`` int64.
     """

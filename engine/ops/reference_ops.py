@@ -1,4 +1,4 @@
-"""What the graphs compute, in plain torch operators: static shapes, no synchronisation, nothing returned to the host.
+"""Reference operations of the graphs in plain torch: static shapes, no synchronisation, nothing returned to the host.
 
 This is the reference of every fused kernel, what the CPU runs, and what any single kernel falls back to. N rows, H
 hidden size, D head size; ``W`` is [out, in]."""

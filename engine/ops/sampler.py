@@ -14,7 +14,7 @@ from engine.ops.noise import NoiseSource, SampleKey
 
 @dataclass(frozen=True, slots=True)
 class RowSamplingParams:
-    """Of one row and one kind of codebook; temperature 0 is greedy, top_k 0 no limit."""
+    """Sampling parameters of one row and one kind of codebook; temperature 0 is greedy, top_k 0 no limit."""
 
     temperature: float
     top_k: int

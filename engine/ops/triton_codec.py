@@ -26,7 +26,7 @@ def _snake(x, frequency_ptr, gain_ptr, columns):
 
 @triton.jit
 def _tap_offsets(k, dilation, C):
-    """Where the inputs of row k of a weight [TAPS * C, N] lie, from the first tap's first channel on.
+    """Return the positions of the inputs of row k of a weight [TAPS * C, N], from the first tap's first channel on.
 
     C is a multiple of 16, which Triton must be told where C is divided by: else it loads x number by number.
     """

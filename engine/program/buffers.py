@@ -1,4 +1,4 @@
-"""What crosses between host and device each step, in buffers that never move: a graph holds their addresses.
+"""Buffers between host and device. They never move, because a graph holds their addresses.
 
 On CUDA the host side is pinned and copies run in stream order; on the CPU the two sides are the same memory.
 """
@@ -65,7 +65,7 @@ class StaticBuffers:
 
 
 class DeviceEvent:
-    """When the work queued so far on the current stream has passed; at once on the CPU."""
+    """Records when the work queued so far on the current stream has finished; at once on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event() if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Where the decode stage's work runs, beside the frames: a stream of their device, another device, or a CPU thread."""
+"""Runs the decode stage beside the frames: on a stream of their device, another device, or a CPU thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DecodeExecutor(Protocol):
     ring: Tensor
 
     def wait_for_codes(self) -> None:
-        """What is run from here on sees the codes of all frames launched so far."""
+        """Make later work wait for the codes of all frames launched so far."""
         ...
 
     def run(self, work: DecodeWork) -> PendingWork: ...

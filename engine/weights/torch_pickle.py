@@ -84,13 +84,13 @@ def check_size(tensor: Tensor, where: str, max_bytes: int) -> None:
 
 
 def max_bytes_of(shapes: Mapping[str, Tensor], num_more: int = 0) -> int:
-    """What a file of these tensors may have at most, were all its values of the widest type."""
+    """Return the largest size of a file with these tensors in the widest type."""
     values = sum(math.prod(tensor.shape) for tensor in shapes.values())
     return 8 * values + num_more + OVERHEAD_BYTES + OVERHEAD_BYTES_PER_TENSOR * len(shapes)
 
 
 def check_state(module: nn.Module, path: Path, adapt: Adapt | None = None, num_more: int = 0) -> State:
-    """What ``module`` takes of ``path``, mapped; ``adapt`` makes its names and weights those of the module.
+    """Return the mapped tensors of ``path`` for ``module``; ``adapt`` makes its names and weights those of the module.
 
     ``num_more``: bytes of the file that ``adapt`` passes over. Raises ``CheckpointError`` naming the first unknown,
     misshapen or missing tensor.

@@ -29,7 +29,7 @@ Dilations = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class SpeechIds:
-    """Of the speech table: codes first, then what steers (spec 2.2)."""
+    """Ids of the speech table: codes first, then control ids (spec 2.2)."""
 
     num_codes: int = 6561
 
@@ -142,7 +142,7 @@ class HiftConfig:
 
     @property
     def frame_samples(self) -> int:
-        """Of one mel frame."""
+        """Samples of one mel frame."""
         return math.prod(self.upsample_rates) * self.istft_hop
 
 
@@ -159,7 +159,7 @@ class CosyVoice3Config:
 
     @property
     def frame_samples(self) -> int:
-        """Of one speech token: the codec frame of this family, 40 ms."""
+        """Samples of one speech token: the codec frame of this family, 40 ms."""
         return self.flow.token_mel_ratio * self.hift.frame_samples
 
 

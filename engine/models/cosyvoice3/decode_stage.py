@@ -306,7 +306,7 @@ class CosyDecodeStage:
         return [DecodedAudio(row.slot, NO_PCM, error=row.error) for row in failed if self.streams.get(row.slot) is row]
 
     def collect_pcm(self) -> list[DecodedAudio]:
-        """What has passed, at most one chunk a slot; of those released meanwhile, and of those that failed, nothing."""
+        """Return finished chunks, at most one a slot, without released and failed slots."""
         found = []
         for row, pcm, is_finite in self.flights.collect():
             if self.streams.get(row.slot) is not row or row.error:

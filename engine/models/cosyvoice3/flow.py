@@ -21,7 +21,7 @@ NUM_TIME_FEATURES = 256
 
 
 class Modulation(NamedTuple):
-    """What one moment of the ODE does to every block: (shift, scale, gate) before attention and before the MLP,
+    """Modulation of each block at one time of the ODE: (shift, scale, gate) before attention and before the MLP,
     [depth, 6, dim]; and to the output: (scale, shift), [2, dim]. fp32."""
 
     blocks: Tensor
@@ -59,7 +59,7 @@ class TimeEmbedding(nn.Module):
 
 
 class PositionConv(nn.Module):
-    """Where a frame stands, from its neighbours before it: two causal grouped convolutions."""
+    """Positional encoding of a frame from earlier frames: two causal grouped convolutions."""
 
     def __init__(self, config: DitConfig) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ LEAKY_SLOPE = 0.01
 
 
 class GuidanceWeights(NamedTuple):
-    """How two branches become one velocity: conditioned and not (classifier-free guidance)."""
+    """Weights that combine two velocities, conditioned and not (classifier-free guidance)."""
 
     conditioned: float
     free: float
@@ -205,7 +205,7 @@ def ode_timesteps(num_steps: int) -> Tensor:
 
 
 class PreLookahead(nn.Module):
-    """What the next three tokens and the last two add to a token's embedding."""
+    """Adds the next three tokens and the last two to a token's embedding."""
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class Flow(nn.Module):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Of the blocks' products, and of their keys and values."""
+        """Data type of the blocks' products, keys and values."""
         return self.dit.transformer_blocks[0].ff.ff[2].weight.dtype
 
     @property

@@ -300,9 +300,9 @@ class FlowPagePool:
         self.num_bounded = 0
 
     def allocate(self, count: int) -> list[int] | None:
-        """What is let go of for it serves at once: whatever still reads those pages comes before in the queue.
+        """Reserve pages, or none if releasing others would not suffice.
 
-        Nothing is let go of where that would not do.
+        Released pages serve at once: work that still reads them is earlier in the queue.
         """
         if count > self.pool.num_free:
             self.pool.release_quarantined()

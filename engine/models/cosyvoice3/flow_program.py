@@ -43,7 +43,7 @@ NUM_HOST_BUFFERS = 4
 
 
 class InputColumns:
-    """Of one row of the inputs; the table follows."""
+    """Layout of one row of the inputs; the table follows."""
 
     PLACE, STEP, PAGE, BEFORE, BLOCK, COUNT, FRAMES = range(7)
     TABLE = 7
@@ -57,7 +57,7 @@ class FlowLayerWeights(NamedTuple):
 
 
 class FlowHostStaging:
-    """Where inputs leave the host, and when they have left."""
+    """Host buffers of inputs, and the event that says when they were copied."""
 
     def __init__(self, num_rows: int, width: int, device: torch.device) -> None:
         self.rows = torch.zeros(num_rows, width, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -293,5 +293,5 @@ class FlowRunner:
                 cell.step += 1
 
     def mel(self, cell: FlowBlockTask, first_frame: int) -> Tensor:
-        """Of a cell that is through: frames from ``first_frame`` on, [n, 80]."""
+        """Return the result of a finished cell: frames from ``first_frame`` on, [n, 80]."""
         return self.program.x[cell.workspace, first_frame : cell.num_frames].clone()

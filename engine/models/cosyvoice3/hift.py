@@ -173,7 +173,7 @@ class Hift(nn.Module):
         return self.config.frame_samples
 
     def fuse(self) -> None:
-        """What can be computed once the weights are there. All but the pitch is in fp32 from here on."""
+        """Compute derived tensors once the weights are loaded. All but the pitch is in fp32 from here on."""
         for part in self.children():
             part.to(torch.float64 if part is self.f0_predictor else torch.float32)
         self.m_source.fuse()
@@ -296,7 +296,7 @@ class Hift(nn.Module):
 
 
 class HiftStateLayers(nn.Module):
-    """What is kept beside the pasts of the layers."""
+    """State beside the layers' pasts."""
 
     def __init__(self, config: HiftConfig) -> None:
         super().__init__()

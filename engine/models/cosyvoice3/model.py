@@ -150,7 +150,7 @@ class CosyVoice3:
         return request.layout is TextLayout.FULL
 
     def _build_prefix(self, row: CosySequence, head: list[int], knows_all: bool) -> None:
-        """What of the prompt waits for no text, and so is shared by all requests of a voice."""
+        """Return the part of the prompt that needs no text and is shared by all requests of a voice."""
         if knows_all:
             row.prefix = (*head, *row.transcript)
             row.transcript.clear()
@@ -224,7 +224,7 @@ class CosyVoice3:
         return [self.outcome(row, token, ok) for row, token, ok in found]
 
     def outcome(self, row: CosySequence, token: int, finite: bool) -> Outcome:
-        """What a drawn id means; the row remembers it."""
+        """Interpret a drawn id and record it in the row."""
         if not finite:
             return FailedOutcome("the talker's output is not finite")
         if row.phase is not SamplingPhase.BLOCK and row.num_generated >= row.max_tokens:

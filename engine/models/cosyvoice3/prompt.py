@@ -20,7 +20,7 @@ SILENT_IDS = frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323))
 
 @dataclass(frozen=True, slots=True)
 class RasParams:
-    """Of one row. Temperature 0 takes the likeliest and repeats itself freely; top_k 0 is no limit."""
+    """Sampling parameters of one row. Temperature 0 is greedy and repeats freely; top_k 0 is no limit."""
 
     temperature: float = 1.0
     top_p: float = 0.8
@@ -30,7 +30,7 @@ class RasParams:
 
 
 class SamplingPhase(Enum):
-    """What may be drawn next."""
+    """Phases of a row, by the ids that may be drawn next."""
 
     # All text is known: speech, or the end.
     WHOLE = auto()

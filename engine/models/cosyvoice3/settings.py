@@ -1,4 +1,4 @@
-"""What can be set of each stage of CosyVoice3, by name, with unit and range. No torch."""
+"""Settings of the stages of CosyVoice3, with unit and range. Imports no torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of tokens to mel. A page holds what one block of 25 tokens leaves behind: 92 MB at the released size."""
+    """Settings of the flow (tokens to mel). A page holds the state of a block of 25 tokens: 92 MB as published."""
 
     # For pages; ``None``: 2 GB on the CPU, ``memory_utilization`` of what is free on CUDA.
     memory_mb: int | None = None
@@ -104,14 +104,14 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class VocoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of mel to samples."""
+    """Settings of the vocoder (mel to samples)."""
 
     # Record calls of usual lengths as CUDA graphs, where there is CUDA.
     graphs: bool = True
 
 
 class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of recordings to voices."""
+    """Settings of the voice encoder."""
 
     # Of each of the two networks, on the CPU; they sleep while there is no recording.
     num_threads: int = 2

@@ -28,7 +28,7 @@ from engine.program.buffers import Fields, StaticBuffers
 
 
 class RasTensors(NamedTuple):
-    """Of N rows: tensors [N], and the last ids drawn [N, window], padded with ``NOTHING``; ``top_k`` from 1."""
+    """Tensors [N] of N rows, and the last ids drawn [N, window], padded with ``NOTHING``; ``top_k`` from 1."""
 
     temperature: Tensor
     top_p: Tensor

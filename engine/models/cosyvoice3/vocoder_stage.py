@@ -32,7 +32,7 @@ MAX_CALL_CELLS = 1600
 
 @dataclass(slots=True)
 class HiftUtterance:
-    """How far one is. ``early``: its first frames [k, bins], until there are ``LEAD_FRAMES`` of them."""
+    """Progress of one slot. ``early``: its first frames [k, bins], until there are ``LEAD_FRAMES`` of them."""
 
     early: Tensor | None
     num_frames: int = 0
@@ -91,7 +91,7 @@ class HiftBatch:
     def push_each(
         self, slots: Sequence[int], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> list[Tensor | Exception]:
-        """As ``push``; a slot for which something is raised gets that in place of its samples, the others theirs."""
+        """Push to several slots; a slot whose work raises gets the error in place of samples."""
         works = [HiftWork(slot, mel[:0], []) for slot, mel in zip(slots, mels, strict=True)]
         for work, mel, is_final in zip(works, mels, final, strict=True):
             try:
@@ -110,7 +110,7 @@ class HiftBatch:
         return torch.cat(work.pcm) if work.pcm else self.state.values.new_zeros(0)
 
     def _enqueue_frames(self, slot: int, mel: Tensor, is_final: bool) -> Tensor:
-        """What can be worked on now; the very first frames only enter the state."""
+        """Return the frames that can be processed now; the first ones only enter the state."""
         utterance = self.utterances[slot]
         if utterance.is_over:
             raise ValueError(f"slot {slot} had its last frames before")
@@ -271,7 +271,7 @@ class PcmTransfers:
         return host.copy_(values, non_blocking=True)
 
     def collect(self) -> Iterator[CompletedTransfer]:
-        """What has passed, in order, up to a row that comes again."""
+        """Return finished calls in order, up to a row that occurs again."""
         seen: set[int] = set()
         while self.flights and self.flights[0].done.is_done:
             slots = {row.slot for row in self.flights[0].rows}

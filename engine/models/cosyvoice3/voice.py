@@ -146,7 +146,7 @@ def trimmed_tokens(num_tokens: int) -> int:
 
 
 def transcript_text(transcript: str) -> str:
-    """What is said in a recording; the official code wants an instruction and its end in front of it."""
+    """Return a transcript without the instruction that the official code puts before it."""
     return transcript.split(END_OF_PROMPT)[-1].strip()
 
 
@@ -316,7 +316,7 @@ class CosyVoiceEncoder:
         return vector
 
     def aligned(self, tokens: Any, mel: Tensor) -> tuple[Any, Tensor]:
-        """As many ids as have their frames, and as many frames as have their ids."""
+        """Cut ids and frames to the same duration."""
         ratio = self.config.flow.token_mel_ratio
         count = min(len(tokens), len(mel) // ratio)
         if count == 0:

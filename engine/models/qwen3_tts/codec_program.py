@@ -158,7 +158,7 @@ class CodecProgram:
     # -- memory --------------------------------------------------------------------------------------------------
 
     def pad_specs(self) -> list[ConvStateSpec]:
-        """Of every layer that has a past, in the order in which ``run`` meets them."""
+        """Return the state of every layer with a past, in the order of ``run``."""
         codec = self.codec
         rate = 1
         specs = [ConvStateSpec(codec.config.codebook_dim, codec.pre_conv.context, rate)]

@@ -1,4 +1,4 @@
-"""What of a base checkpoint's configuration is for listening: speaker encoder and codec encoder (spec 1.4, 5.6, 6)."""
+"""Configuration of the encoders of a base checkpoint: speaker encoder and codec encoder (spec 1.4, 5.6, 6)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class SpeakerEncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfigs:
-    """What listens to recordings."""
+    """Configuration of both encoders."""
 
     speaker: SpeakerEncoderConfig
     codec: CodecEncoderConfig

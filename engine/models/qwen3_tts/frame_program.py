@@ -293,7 +293,7 @@ class FrameInputs(FrameProgram):
         return row.codes
 
     def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
-        """Of a frame only code 0 goes on to the engine, for the device has the rest."""
+        """Return the outcomes of a frame. The engine needs code 0; the device has the rest."""
         speech, finite, first = cast(Sequence[QwenSequence], rows), out[:, -1].tolist(), out[:, 0].tolist()
         frames, size = out[:, :-1].astype(np.int16).tobytes(), 2 * (out.shape[1] - 1)
         found: list[Outcome] = []

@@ -132,7 +132,7 @@ class LookupCodePredictor:
         return torch.cat(self.layer.self_attn.project(normed, self.cos[:, start:end], self.sin[:, start:end]), dim=-2)
 
     def generate(self, hidden: Tensor, code0_row: Tensor, draw: Draw) -> Tensor:
-        """As ``CodePredictor.generate``."""
+        """Generate like ``CodePredictor.generate``."""
         x = self.into_stack(torch.stack((hidden, code0_row), dim=1))
         heads = self.project(x, 0)
         cache = heads.new_empty(heads.shape[0], self.num_codes, 2 * self.num_keys, heads.shape[-1])

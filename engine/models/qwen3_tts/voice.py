@@ -36,7 +36,7 @@ class PreparedVoice:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of the streaming layout: the text fills the rows that the transcript leaves of the recording's (spec 3.7)."""
+        """Text tokens in the streaming layout's prompt: rows that the transcript leaves free (spec 3.7)."""
         return max(1, self.num_code_rows - len(self.transcript_ids))
 
     def num_prefix_ids(self, layout: TextLayout) -> int:
