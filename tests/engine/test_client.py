@@ -78,6 +78,11 @@ def socket_of(engine: EngineClient) -> Path:
     return engine._endpoint.socket
 
 
+def all_have_audio(engine: EngineClient, num_requests: int) -> bool:
+    streams = engine._streams._streams.values()
+    return len(streams) == num_requests and all(stream._num_samples for stream in streams)
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0.02)
@@ -117,8 +122,15 @@ async def test_a_process_speaks_the_same_samples_as_a_thread(folder: Path, engin
 async def test_a_killed_process_fails_its_requests_once_and_comes_back(folder: Path) -> None:
     engine = owned(folder)
     await engine.start()
+    try:
+        await check_recovery(engine)
+    finally:
+        await engine.aclose()
+
+
+async def check_recovery(engine: EngineClient) -> None:
     speaking = [asyncio.create_task(speak(engine, request(f"r{i}", 900))) for i in range(3)]
-    await until(lambda: any(s._num_samples for s in engine._streams._streams.values()))
+    await until(lambda: all_have_audio(engine, num_requests=3))
     process = engine._endpoint
     assert isinstance(process, EngineProcess)
     assert process.pid is not None
