@@ -59,8 +59,8 @@ class ResponseLimiter:
         self._count(key, 1)
 
     def check(self, key: str, key_limit: int | None = None) -> None:
-        """Raises ``LimitExceeded`` if there is no room for one more. A key may have a limit of its own; without a key
-        there is none."""
+        """Check that one more fits; raises ``LimitExceeded``. A key may have a limit of its own; requests without a key
+        have none."""
         self._check("max_active_responses", RESPONSES, self._limits.max_active_responses)
         if key:
             limit = self._limits.max_active_responses_per_key if key_limit is None else key_limit

@@ -23,7 +23,7 @@ class EncoderPool:
 
     @property
     def is_inline(self) -> bool:
-        """Whether work blocks the event loop."""
+        """True if encoding runs on the event loop."""
         return self._num_threads == 0
 
     async def run(self, work: Callable[[], Result]) -> Result:

@@ -30,7 +30,7 @@ class TextInputClosed(SessionError):
 
 
 class UnknownResponse(SessionError):
-    """No response of this session has this id."""
+    """Raised for an id that no response of the session has."""
 
     code = "unknown_response"
 

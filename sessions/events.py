@@ -34,7 +34,7 @@ class ResponseAudio:
 
 @dataclass(frozen=True, slots=True)
 class FlushCompleted:
-    """All audio of the text up to this flush has been handed over, in order with the audio."""
+    """Event after the last audio of the text up to this flush, in order with the audio."""
 
     response_id: str
     # 0, 1, 2 ... over the flushes of the response: what ``Response.flush`` returned.
@@ -45,10 +45,10 @@ class FlushCompleted:
 
 @dataclass(frozen=True, slots=True)
 class ResponseWordTimes:
-    """With ``SpeechSettings.word_times``: the next words of the text and when they are spoken, each word once.
+    """The next words of the text and their times, each word once, if ``SpeechSettings.word_times`` is set.
 
-    In order, after the audio they were found in, and before a ``FlushCompleted`` or a completed end that they belong
-    to.
+    The events keep the order of the words. Each follows the audio of its words, and precedes the ``FlushCompleted``
+    or the completed end to which the words belong.
     """
 
     response_id: str

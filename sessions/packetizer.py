@@ -66,7 +66,7 @@ class StreamPacketizer:
 
 
 def create_packetizer(audio: AudioFormat) -> Packetizer:
-    """Raises ``UnsupportedFormat``."""
+    """Return a packetizer for the format; raises ``UnsupportedFormat``."""
     return OpusEncoder(opus_settings(audio)) if audio.encoding is Encoding.OPUS else StreamPacketizer(audio)
 
 

@@ -1,4 +1,4 @@
-"""One spoken reply: text goes in, packets come out in order, and it ends exactly once.
+"""A spoken reply: text goes in, packets come out in order, and it ends exactly once.
 
 ``Response`` holds all state of a reply. Its text, audio and packets are in ``TextTrack``, ``AudioTrack`` and
 ``PacketRing``, none of which calls back; engine events and time wake one task, which lives while it speaks.
@@ -154,7 +154,7 @@ class Response:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended; from then on its only event is ``ResponseFinished``."""
+        """True once the response has ended; its only later event is ``ResponseFinished``."""
         return self.state in (State.STOPPING, State.ENDED)
 
     # Text in
@@ -185,7 +185,7 @@ class Response:
         return flush
 
     def end_input(self) -> None:
-        """No more text will come. A second call changes nothing."""
+        """Mark the end of the text. A second call changes nothing."""
         if not self._text.closed:
             self._text.end()
             self.advance()
@@ -261,7 +261,7 @@ class Response:
         return self._has_capacity(now) and self._text.is_ready(item, left_ms)
 
     def _has_capacity(self, now: float) -> bool:
-        """One segment at a time; in burst several from the first sound on, while the reader keeps up."""
+        """Return whether another segment may start: one at a time, or several in burst while the client reads."""
         generating, limits = self._generating, self._services.limits
         has_sound = len(generating) < self._totals.num_segments or any(segment.has_audio for segment in generating)
         if self.settings.lead_ms is not None or not has_sound:
@@ -324,7 +324,7 @@ class Response:
 
     @property
     def _wake_s(self) -> float:
-        """When time alone may change something; infinite if it cannot."""
+        """Return the time of the next change that no event announces; infinite if there is none."""
         return min(self._next_check_s, self._drain_at_s)
 
     @staticmethod
@@ -539,7 +539,7 @@ class Response:
 
     @property
     def is_released(self) -> bool:
-        """Whether it has ended and nothing of the engine is held for it."""
+        """True once the response has ended and holds nothing in the engine."""
         return self.is_done and (self._task is None or self._task.done())
 
     async def released(self) -> None:

@@ -45,7 +45,7 @@ class ResponseTotals:
 
 
 def is_runaway(reason: FinishReason, settings: SpeechSettings) -> bool:
-    """Whether a guard of the engine ended the segment; a length limit of the client's own does not count."""
+    """Return whether a guard of the engine ended the segment; a length limit of the client does not count."""
     if reason is FinishReason.LENGTH:
         return settings.max_frames is None
     return reason in (FinishReason.SILENCE, FinishReason.LOOP)

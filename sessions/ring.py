@@ -150,14 +150,14 @@ class PacketRing:
 
 
 def max_audio_message_ms(lead_ms: int | None, message_ms: int) -> int:
-    """At most half of a short lead, so that a message never waits for all of it to be played."""
+    """Bound a message to half of a short lead, so that it never waits until the whole lead is played."""
     if lead_ms is None:
         return message_ms
     return min(message_ms, max(lead_ms // MESSAGES_IN_LEAD, min(FRAME_MESSAGE_MS, lead_ms // 2)))
 
 
 def group_packets(packets: Iterable[AudioPacket], max_samples: int) -> Iterable[Sequence[AudioPacket]]:
-    """In order, each group as long as fits and at least one packet."""
+    """Group packets in order, at least one per group and at most ``max_samples`` samples otherwise."""
     group: list[AudioPacket] = []
     for packet in packets:
         if group and sum(one.num_samples for one in group) + packet.num_samples > max_samples:

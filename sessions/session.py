@@ -1,4 +1,4 @@
-"""One client's conversation: its settings, its current responses, and one way out."""
+"""A client's conversation: its settings, its active responses, and one stream of events."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class TextSegment:
 
     @property
     def can_starve(self) -> bool:
-        """What it waits for may be text: some models want several words before the first sound, and do not say so."""
+        """True if the segment may be waiting for text: some models need several words before the first audio."""
         return self.is_parked or not (self.closed or self.has_audio)
 
     @property
@@ -82,14 +82,14 @@ class TextSegment:
 
 @dataclass(frozen=True, slots=True)
 class FlushItem:
-    """All text up to here was to be spoken without waiting for more."""
+    """A flush: the text before it is spoken without waiting for more."""
 
     flush: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndItem:
-    """No more text comes."""
+    """The end of the text."""
 
 
 TextItem = TextSegment | FlushItem
@@ -125,7 +125,7 @@ class TextTrack:
 
     @property
     def exhausted(self) -> bool:
-        """All text there will ever be has begun."""
+        """True if the text has ended and all of it has begun."""
         return self.closed and not self._unread and not self.waiting
 
     @property
@@ -163,7 +163,7 @@ class TextTrack:
         return num_chars + max(num_held - self._words.num_chars_held, 0)
 
     def must_close_early(self, left_ms: float, now_s: float) -> bool:
-        """Whether the open segment waits for text that has stalled, with ``left_ms`` of audio left to play."""
+        """Return whether the open segment waits for text that has stalled, with ``left_ms`` of audio left to play."""
         segment = self.open
         if segment is None or self.wants_text or not is_due(self._pace.stalls_at_s(now_s), now_s):
             return False
@@ -175,7 +175,7 @@ class TextTrack:
         self._apply(self._segmenter.flush())
 
     def is_ready(self, segment: TextSegment, left_ms: float) -> bool:
-        """Whether a waiting segment has enough text to begin."""
+        """Return whether a waiting segment has enough text to begin."""
         if segment.closed or not segment.speakable:
             return segment.speakable
         if self.wants_text:  # its end may be there already
@@ -192,7 +192,7 @@ class TextTrack:
             self.close_early()
 
     def is_starving(self, generating: Sequence[TextSegment]) -> bool:
-        """Whether nothing but text is missing for more audio."""
+        """Return whether only missing text prevents more audio."""
         if self.closed or self.wants_text:
             return False
         has_text = any(isinstance(item, TextSegment) and item.speakable for item in self.waiting)

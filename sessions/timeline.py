@@ -83,7 +83,7 @@ class SegmentTimeline:
 
 
 class RawText:
-    """All text that the client has sent for a response."""
+    """The text that the client has sent for a response."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []

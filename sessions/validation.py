@@ -21,7 +21,10 @@ MAX_FRAMES = 2**32 - 1
 
 
 def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLimits) -> None:
-    """Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``, ``LimitExceeded`` or ``InvalidRequest``."""
+    """Check settings against the model and the limits.
+
+    Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``, ``LimitExceeded`` or ``InvalidRequest``.
+    """
     check_voice(settings, info)
     if settings.language not in {"auto", *info.languages}:
         raise UnknownLanguage(f"language {settings.language!r} is unknown", "language")
@@ -78,5 +81,5 @@ def check_sampling(sampling: SamplingParams, info: EngineInfo) -> None:
 
 
 def check_format(audio: AudioFormat) -> None:
-    """Raises ``UnsupportedFormat``."""
+    """Check an audio format; raises ``UnsupportedFormat``."""
     create_packetizer(audio)

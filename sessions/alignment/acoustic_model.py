@@ -90,7 +90,7 @@ def _mel(hz: float) -> float:
 
 
 class AcousticModel:
-    """One utterance. Scores are log-likelihood ratios: how much likelier the sound is than it is at large."""
+    """Score the sounds of one utterance as log-likelihood ratios: each against its frequency in all speech."""
 
     def __init__(self, weights: AcousticWeights, sample_rate: int) -> None:
         self._weights = weights

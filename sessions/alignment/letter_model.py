@@ -33,7 +33,7 @@ OTHER_SPREAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AlignmentUnits:
-    """One row for each character."""
+    """The units to align, one row per character."""
 
     # Probabilities [n, num_sounds].
     sounds: Floats

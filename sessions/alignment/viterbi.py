@@ -75,7 +75,7 @@ class ViterbiPath:
         self.num_units = num_units
 
     def push(self, scores: Floats) -> None:
-        """One step: log-likelihood ratios [num_sounds]."""
+        """Advance by one step of log-likelihood ratios, shape [num_sounds]."""
         self.num_steps += 1
         high = min(self.num_units, self._best + BEAM_UNITS)
         window = slice(self._low, high)

@@ -74,5 +74,5 @@ def log_softmax(values: Floats) -> Floats:
 
 @cache
 def load_weights() -> AlignerWeights:
-    """Those that come with the package; read once."""
+    """Load the weights that come with the package, once per process."""
     return AlignerWeights.from_tensors(load_file(FILE))

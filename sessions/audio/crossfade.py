@@ -66,7 +66,10 @@ class Crossfader:
         self._ended = False
 
     def push(self, chunk: SpeechChunk) -> Pcm:
-        """Raises ``ChunkOrderError`` for a gap, an overlap that was not declared, or a chunk after the last."""
+        """Add a chunk and return the samples that no later chunk changes.
+
+        Raises ``ChunkOrderError`` for a gap, an undeclared overlap, or a chunk after the last.
+        """
         self._check(chunk)
         self._ended = chunk.last
         self._next_start_sample = chunk.start_sample + chunk.pcm.size - chunk.provisional_tail_samples

@@ -33,7 +33,7 @@ class OpusApplication(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpusSettings:
-    """Raises ``UnsupportedFormat``, which names the field, the limit and the value."""
+    """Settings of an Opus encoder. Raises ``UnsupportedFormat``, which names the field, the limit and the value."""
 
     sample_rate: int = 24_000
     packet_ms: float = 20
@@ -104,8 +104,10 @@ class OpusEncoder:
         return self._encode(self._framer.push(pcm))
 
     def flush(self) -> list[OpusPacket]:
-        """One or two packets that bring the last samples out of the decoder; none if all are out already. More may be
-        pushed: the silence that filled the packets is then part of the sound."""
+        """Return the packets that bring the last samples out of the decoder: two at most.
+
+        More samples may be pushed; the silence that filled the packets is then part of the audio.
+        """
         if self._all_is_out:
             return []
         self._all_is_out = True
@@ -132,7 +134,7 @@ class OpusDecoder:
         self._skip_samples = pre_skip_samples
 
     def decode(self, packet: bytes) -> Pcm:
-        """Raises ``OpusError`` for a broken packet."""
+        """Decode one packet; raises ``OpusError`` if it is broken."""
         if not packet:
             raise OpusError("a packet has at least one byte, got 0; use conceal for a lost one")
         return self._decode(packet, self._max_samples)

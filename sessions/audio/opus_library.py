@@ -17,7 +17,7 @@ HOW_TO_INSTALL = (
 
 
 class OpusUnavailable(RuntimeError):
-    """No libopus can be loaded; the message says what to install."""
+    """Raised when no libopus can be loaded; the message says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class OpusLibrary:
 
 @cache
 def load_opuslib() -> ModuleType:
-    """Raises ``OpusUnavailable``."""
+    """Import ``opuslib`` with a libopus that it finds; raises ``OpusUnavailable``."""
     try:
         return importlib.import_module("opuslib_next")
     except (ImportError, OSError, RuntimeError) as error:
@@ -42,6 +42,6 @@ def load_opuslib() -> ModuleType:
 
 
 def describe() -> OpusLibrary:
-    """Raises ``OpusUnavailable``."""
+    """Return version and path of the loaded libopus; raises ``OpusUnavailable``."""
     api = load_opuslib().api
     return OpusLibrary(path=api.libopus._name, version=api.info.get_version_string().decode())

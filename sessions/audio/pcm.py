@@ -44,7 +44,7 @@ def pcm_to_s16le(pcm: Pcm) -> bytes:
 
 
 def s16le_to_pcm(data: bytes) -> Pcm:
-    """Raises ``ValueError`` when the bytes end inside a sample."""
+    """Convert 16-bit little-endian samples to floats; raises ``ValueError`` when the bytes end inside a sample."""
     if len(data) % 2:
         raise ValueError(f"s16le data must be a whole number of samples of 2 bytes, got {len(data)} bytes")
     return s16_to_float(np.frombuffer(data, "<i2").astype(np.int16, copy=False))

@@ -24,7 +24,7 @@ KAISER_BETA = 8.5
 
 
 class Resampler:
-    """Raises ``ValueError`` for rates whose ratio in lowest terms has a side above 640."""
+    """Resample a stream by a rational ratio; raises ``ValueError`` if its lowest terms exceed 640."""
 
     def __init__(self, from_rate: int, to_rate: int) -> None:
         self.from_rate, self.to_rate = from_rate, to_rate

@@ -46,12 +46,12 @@ class SegmentJoiner:
         return out
 
     def end_segments(self) -> Pcm:
-        """No segment follows the one that is being pushed: from now on it passes straight through."""
+        """Mark the current segment as the last: from now on its audio passes straight through."""
         self._in_last_segment = True
         return self._emit(EMPTY) if self._head is None else EMPTY
 
     def finish(self) -> Pcm:
-        """All audio has been pushed: what is held comes out."""
+        """End the audio and return what is held."""
         self._in_last_segment = True
         return self._emit(EMPTY) if self._head is None else self._join_head()
 

@@ -38,7 +38,7 @@ def _next_word(match: re.Match[str]) -> str:
 
 
 def _ends_sentence(match: re.Match[str]) -> bool:
-    """After a dot that may belong to the abbreviation alone: nothing follows, or a word that is no name."""
+    """Return whether the dot of an abbreviation also ends the sentence: nothing follows, or a word that is no name."""
     next_word = _next_word(match)
     return not _rest(match) or (next_word[:1].isupper() and is_common_word(next_word))
 

@@ -45,7 +45,7 @@ def verbalize_acronyms(text: str, previous_word: str) -> str:
 
 
 def verbalize_word(word: str, previous_word: str = "") -> str:
-    """One word of letters, perhaps with an apostrophe."""
+    """Verbalize a word of letters, which may hold an apostrophe."""
     if word in MIXED_CASE_WORDS:
         return MIXED_CASE_WORDS[word]
     if word in SPELLED_UNLESS_SHOUTING and _is_shouted(previous_word):

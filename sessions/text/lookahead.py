@@ -36,7 +36,7 @@ _ELLIPSIS = re.compile(r"(?:\.\.|…)[)\]}\"'”’*_]*$")
 
 
 def needs_next_word(words: Sequence[str]) -> bool:
-    """Whether how the last of these words is said may depend on the next one."""
+    """Return whether the pronunciation of the last word may depend on the next one."""
     last = words[-1]
     text = " ".join(words)
     if is_open(text) or last in _NEEDS_NEXT or _INITIALS.match(last) or _ELLIPSIS.search(last):

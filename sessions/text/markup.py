@@ -16,7 +16,7 @@ class LineKind(StrEnum):
 
     @property
     def ends_in_stop(self) -> bool:
-        """Whether the end of the line is the end of a sentence."""
+        """True if the end of the line ends a sentence."""
         return self in (LineKind.HEADING, LineKind.ITEM, LineKind.TABLE)
 
 
@@ -47,7 +47,7 @@ _OPEN_LINK_TARGET = re.compile(r"\]\([^)]*$")
 
 
 def is_open(text: str) -> bool:
-    """Whether a tag or the target of a link has begun and not ended."""
+    """Return whether a tag or the target of a link is still open."""
     return bool(_OPEN_TAG.search(text) or _OPEN_LINK_TARGET.search(text))
 
 

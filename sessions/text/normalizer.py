@@ -31,7 +31,7 @@ def normalize(text: str, settings: NormalizerSettings | None = None) -> str:
 
 
 class IncrementalNormalizer:
-    """One text in pieces. ``push`` and ``close`` return what is ready, with the raw characters it stands for."""
+    """Normalize a text that comes in pieces. ``push`` and ``close`` return finished text with its raw characters."""
 
     def __init__(self, settings: NormalizerSettings | None = None) -> None:
         settings = settings or NormalizerSettings()
@@ -42,7 +42,7 @@ class IncrementalNormalizer:
 
     @property
     def has_speakable_text(self) -> bool:
-        """Whether any word has come out so far."""
+        """True once a word has been returned."""
         return self._joiner.started
 
     @property
@@ -54,7 +54,7 @@ class IncrementalNormalizer:
         return self._verbalize(self._blocks.push(text))
 
     def flush(self) -> SpannedText:
-        """All that is held back. What comes afterwards begins a new word."""
+        """Return all text that is held back. Later text begins a new word."""
         return self._verbalize(self._blocks.flush())
 
     def finish(self) -> SpannedText:
@@ -95,7 +95,7 @@ class _LineReader:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing of the line is said, as far as is known."""
+        """True while the line has no speakable text."""
         return self._kind is LineKind.FENCE or (self._in_fence and not self._say_code_blocks)
 
     def read(self, block: TextBlock) -> str:
@@ -113,6 +113,6 @@ class _LineReader:
         return spoken
 
     def end_line(self) -> bool:
-        """Whether the line, or with an empty line the paragraph, ends a sentence."""
+        """Return whether the line, or with an empty line the paragraph, ends a sentence."""
         kind, self._kind = self._kind, None
         return kind is None or kind.ends_in_stop

@@ -57,14 +57,14 @@ def verbalize_before_units(text: str) -> str:
 
 
 def verbalize_number_formats(text: str) -> str:
-    """All that is more than a bare number."""
+    """Verbalize numbers with a format: dates, times, money, units."""
     if "=" in text:
         text = _MINUS.sub(" minus ", text)
     return apply_rules(_FIGURES, text)
 
 
 def verbalize_numbers(text: str) -> str:
-    """Every digit that is left, in words."""
+    """Verbalize every remaining digit."""
     return apply_rules(_NUMBERS, text)
 
 

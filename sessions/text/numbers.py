@@ -71,7 +71,7 @@ def year(number: int) -> str:
 
 
 def digits(text: str) -> str:
-    """One by one; other characters are left out."""
+    """Verbalize the digits one by one, without other characters."""
     return " ".join(ONES[int(character)] for character in text if character in "0123456789")
 
 

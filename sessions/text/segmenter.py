@@ -22,8 +22,11 @@ _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 
 @dataclass(frozen=True, slots=True)
 class SegmenterSettings:
-    """All in characters of the segment so far; a run of white space counts one, a wide character (Chinese, Japanese,
-    Korean) several, and so does a digit: it takes as long to say, and a token of its own."""
+    """Lengths in characters of the segment so far.
+
+    A run of white space counts one. A wide character (Chinese, Japanese, Korean) and a digit count several, because
+    they take longer to speak and a token each.
+    """
 
     # From here on a segment ends at the end of a sentence.
     sentence_end_after_chars: int = 120
@@ -166,7 +169,7 @@ class Segmenter:
         return Boundary.SENTENCE if self._num_chars >= settings.sentence_end_after_chars else Boundary.SENTENCE + 1
 
     def _joins(self, character: str) -> bool:
-        """Whether it is one sign with the character before."""
+        """Return whether the character forms one grapheme with the one before."""
         if self._previous in _JOINERS or character in _JOINERS or character in _SKIN_TONES:
             return True
         return unicodedata.category(character).startswith("M")

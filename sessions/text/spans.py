@@ -19,7 +19,7 @@ class SourceSpan:
 
     @property
     def is_verbatim(self) -> bool:
-        """As many characters as the raw text has: each stands for one."""
+        """True if each character stands for one character of the raw text."""
         return self.raw_end - self.raw_start == self.num_chars
 
     def cut(self, start: int, end: int) -> SourceSpan:

@@ -44,7 +44,7 @@ _INNER_MARK = re.compile(r"(?<=[A-Za-z])([.?!,;:])(?=[A-Za-z])")
 
 
 def verbalize(text: str, previous_word: str) -> str:
-    """One block in words and marks; whatever else is left over has no sound."""
+    """Verbalize a block to words and punctuation; other characters are dropped."""
     if _PLAIN.fullmatch(text) and text not in _NEVER_PLAIN and text.rstrip(".,;:!?") not in _NEVER_PLAIN:
         return text
     if text == ">" and previous_word[:1].isupper():

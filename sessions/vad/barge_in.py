@@ -1,8 +1,8 @@
 """Detect the onset of a caller's speech in encoded audio.
 
-Each moment is looked at twice, by windows that begin half a window apart: a voice that begins late in one of them
-begins early in another. Audio below the noise floor or below the possible echo of playout is not speech, and
-the network is shown it only when something louder follows.
+Two tracks of windows, half a window apart, cover each moment twice: speech that begins late in one window begins
+early in another. Audio below the noise floor or below the possible echo of playout is not speech; the network
+receives it only when louder audio follows.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ NUM_TRACKS = 2
 HOP_MS = WINDOW_MS // NUM_TRACKS
 # Fixed cost of a network run, as a number of windows.
 INFERENCE_OVERHEAD_WINDOWS = 3
-# Missed windows that are shown at once, counting runs: 0.4 to 0.8 ms. All of one caller's take 155.
+# Skipped windows that are replayed at once, counting runs: 0.4 to 0.8 ms. All of one caller's are 155.
 MAX_REPLAYED_WINDOWS = 20
-# So much sound may wait to be looked at; what comes beyond it is passed over.
+# Audio that may wait for inference; later audio is dropped.
 MAX_BUFFERED_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BargeInSettings:
-    # How likely a window has to be speech.
+    # Minimum speech probability of a window.
     threshold: float = 0.55
-    # For so long, without a break.
+    # Minimum duration without a break.
     min_speech_ms: int = 32
-    # Then speech has ended, and may begin again.
+    # After this duration speech has ended and may begin again.
     min_silence_ms: int = 320
-    # Of full scale; what is quieter is silence.
+    # Relative to full scale; lower levels are silence.
     min_level_db: float = -50.0
     # Minimum attenuation of returned playout.
     echo_loss_db: float = 20.0
@@ -58,8 +58,8 @@ class VadWindow(NamedTuple):
     """A window that waits for inference."""
 
     track: VadState
-    # With its context.
-    window: bytes
+    # Encoded, with their context.
+    samples: bytes
     # Level of playout, or of its echo that may still return.
     playout_db: float
 
@@ -92,29 +92,29 @@ class BargeInDetector:
         )
 
     def push(self, data: bytes, own_db: float = SILENCE_DB) -> None:
-        """``own_db`` is the level of playout, or of playout so recent that its echo may still return."""
+        """Add audio; ``own_db`` is the level of playout, or of playout whose echo may still return."""
         if self._resampler is not None:
             data = self._resampler.push(self._decode(data)).tobytes()
         for window in self._windows.push(data):
             if len(self.pending) < MAX_BUFFERED_MS // HOP_MS:
                 self.pending.append(VadWindow(next(self._tracks), window, own_db))
 
-    def needs_inference(self, look: VadWindow, level_db: float) -> bool:
+    def needs_inference(self, window: VadWindow, level_db: float) -> bool:
         """Return True if a window at this level needs inference. During playout every window does, since the
         caller may interrupt at any moment."""
-        if not self._settings.noise_margin_db or look.playout_db > SILENCE_DB:
+        if not self._settings.noise_margin_db or window.playout_db > SILENCE_DB:
             return True
-        return level_db >= self._threshold_db(look) and not self._noise.masks(level_db)
+        return level_db >= self._threshold_db(window) and not self._noise.masks(level_db)
 
-    def classify(self, likely: float | None, level_db: float) -> bool:
+    def classify(self, probability: float | None, level_db: float) -> bool:
         """Record the next window's speech probability, ``None`` without inference, and its level. Return True if
         speech has begun in it."""
-        look = self.pending.popleft()
-        self._noise.update(level_db, likely)
-        heard = level_db >= self._threshold_db(look)
-        if not heard or likely is None or likely < self._settings.threshold:
-            self._echo.update(level_db, look.playout_db)
-        began = self._onset.push(likely if heard and likely is not None else 0.0)
+        window = self.pending.popleft()
+        self._noise.update(level_db, probability)
+        is_audible = level_db >= self._threshold_db(window)
+        if not is_audible or probability is None or probability < self._settings.threshold:
+            self._echo.update(level_db, window.playout_db)
+        began = self._onset.push(probability if is_audible and probability is not None else 0.0)
         if began:
             self._echo.on_speech_detected()
         return began
@@ -127,8 +127,8 @@ class BargeInDetector:
             began += run_detector([self], self.format)
         return bool(began)
 
-    def _threshold_db(self, look: VadWindow) -> float:
-        return max(self._settings.min_level_db, self._echo.threshold_db(look.playout_db))
+    def _threshold_db(self, window: VadWindow) -> float:
+        return max(self._settings.min_level_db, self._echo.threshold_db(window.playout_db))
 
 
 def window_sizes(rate: int) -> tuple[int, int, int]:
@@ -136,57 +136,70 @@ def window_sizes(rate: int) -> tuple[int, int, int]:
     return WINDOW_MS * rate // 1000, HOP_MS * rate // 1000, CONTEXT_MS * rate // 1000
 
 
-def run_detector(ears: Sequence[BargeInDetector], sound: VadFormat) -> list[BargeInDetector]:
-    """One window of each track by one run of the network. Return the detectors in which speech has begun.
+def run_detector(detectors: Sequence[BargeInDetector], sound: VadFormat) -> list[BargeInDetector]:
+    """Classify a window of each track with one run of the network; return the detectors in which speech has begun.
 
-    Tracks that missed some are shown these before; an ear with one that is not through yet judges nothing until then.
+    Skipped windows of a track run first. A detector with skipped windows left classifies nothing in this call.
     """
-    turns = [(ear, look) for ear in ears for look in itertools.islice(ear.pending, NUM_TRACKS)]
-    levels = levels_db(decode_windows([look.window for _, look in turns], sound)[:, window_sizes(sound.rate)[2] :])
-    all_selected = [ear.needs_inference(look, level_db) for (ear, look), level_db in zip(turns, levels, strict=True)]
-    replay_skipped([look.track for (_, look), selected in zip(turns, all_selected, strict=True) if selected], sound)
-    shown: list[tuple[VadState, bytes]] = []
-    # With the level, and which of those that are shown it is.
-    judged: list[tuple[BargeInDetector, float, int | None]] = []
+    pending = [
+        (detector, window) for detector in detectors for window in itertools.islice(detector.pending, NUM_TRACKS)
+    ]
+    levels = levels_db(
+        decode_windows([window.samples for _, window in pending], sound)[:, window_sizes(sound.rate)[2] :]
+    )
+    selected = [
+        detector.needs_inference(window, level_db) for (detector, window), level_db in zip(pending, levels, strict=True)
+    ]
+    replay_skipped(
+        [window.track for (_, window), is_selected in zip(pending, selected, strict=True) if is_selected], sound
+    )
+    inferred: list[tuple[VadState, bytes]] = []
+    # Detector, level, and index of the window in ``inferred``, if it is there.
+    results: list[tuple[BargeInDetector, float, int | None]] = []
     behind: set[BargeInDetector] = set()
-    for (ear, look), level_db, selected in zip(turns, levels, all_selected, strict=True):
-        if selected and look.track.skipped:
-            behind.add(ear)
-        elif ear in behind:
+    for (detector, window), level_db, is_selected in zip(pending, levels, selected, strict=True):
+        if is_selected and window.track.skipped:
+            behind.add(detector)
+        elif detector in behind:
             continue
-        elif selected:
-            judged.append((ear, level_db, len(shown)))
-            shown.append((look.track, look.window))
+        elif is_selected:
+            results.append((detector, level_db, len(inferred)))
+            inferred.append((window.track, window.samples))
         else:
-            judged.append((ear, level_db, None))
-            look.track.skipped.append(look.window)
-    likely = run_inference(shown, sound)
-    return [ear for ear, level_db, at in judged if ear.classify(None if at is None else likely[at], level_db)]
+            results.append((detector, level_db, None))
+            window.track.skipped.append(window.samples)
+    probabilities = run_inference(inferred, sound)
+    return [
+        detector
+        for detector, level_db, at in results
+        if detector.classify(None if at is None else probabilities[at], level_db)
+    ]
 
 
 def replay_skipped(tracks: Sequence[VadState], sound: VadFormat) -> None:
-    """Run tracks over skipped windows, one window of each a run, as far as the work of a turn goes."""
+    """Run tracks over skipped windows, one window per track and run, up to ``MAX_REPLAYED_WINDOWS``."""
     num_left = MAX_REPLAYED_WINDOWS
     while late := [track for track in tracks if track.skipped][: max(num_left - INFERENCE_OVERHEAD_WINDOWS, 0)]:
         run_inference([(track, track.skipped.popleft()) for track in late], sound)
         num_left -= len(late) + INFERENCE_OVERHEAD_WINDOWS
 
 
-def run_inference(shown: list[tuple[VadState, bytes]], sound: VadFormat) -> list[float]:
+def run_inference(inferred: list[tuple[VadState, bytes]], sound: VadFormat) -> list[float]:
     """Return the speech probability of each window."""
-    if not shown:
+    if not inferred:
         return []
-    tracks, windows = zip(*shown, strict=True)
-    likely: list[float] = speech_probabilities(tracks, decode_windows(windows, sound), sound.rate).tolist()
-    return likely
+    tracks, windows = zip(*inferred, strict=True)
+    probabilities: list[float] = speech_probabilities(tracks, decode_windows(windows, sound), sound.rate).tolist()
+    return probabilities
 
 
 def decode_windows(windows: Sequence[bytes], sound: VadFormat) -> npt.NDArray[np.float32]:
-    """[windows, samples]"""
+    """Decode windows to floats, shape [windows, samples]."""
     return DECODERS[sound.encoding](b"".join(windows)).reshape(len(windows), -1)
 
 
 def levels_db(windows: npt.NDArray[np.float32]) -> list[float]:
+    """Return the level of each window, relative to full scale."""
     power = np.mean(np.square(windows, dtype=np.float64), axis=1)
     levels: list[float] = (10 * np.log10(np.maximum(power, 10 ** (SILENCE_DB / 10)))).tolist()
     return levels

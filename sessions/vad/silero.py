@@ -1,7 +1,7 @@
 """Speech probability by the Silero VAD model, run by onnxruntime alone.
 
-A small recurrent network looks at windows of 32 ms, each with a little of the sound before it. Windows of many sounds
-are processed in one run: alone one takes 70 us, among 64 it takes 20.
+A small recurrent network takes windows of 32 ms, each with the audio just before it. Windows of many streams are
+processed in one run: 70 us for one, 20 us each for 64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATES = (8_000, 16_000)
 STATE_SHAPE = (2, 1, 128)
 # Skipped windows that are replayed before the next window of their track: 1 s.
 MAX_SKIPPED_WINDOWS = 31
-# In the package.
+# Relative to the package.
 FILE = Path("data") / "silero_vad.onnx"
 
 
@@ -31,25 +31,27 @@ class VadState:
 
     def __init__(self) -> None:
         self.state: npt.NDArray[np.float32] = np.zeros(STATE_SHAPE, np.float32)
-        # The last windows, with their contexts, that the network was not shown.
+        # The last windows without inference, with their contexts.
         self.skipped: deque[bytes] = deque(maxlen=MAX_SKIPPED_WINDOWS)
 
 
 def speech_probabilities(
     tracks: Sequence[VadState], windows: npt.NDArray[np.float32], sample_rate: int
 ) -> npt.NDArray[np.float32]:
-    """Return probabilities (0 to 1) for each next window. A window [context + window] has its ``CONTEXT_MS`` before
-    it. No track may be there twice."""
+    """Return the speech probability (0 to 1) of the next window of each track, shape [tracks].
+
+    ``windows`` has the shape [tracks, context + window]; no track may appear twice.
+    """
     state = np.concatenate([track.state for track in tracks], axis=1)
     inputs = {"input": windows, "state": state, "sr": np.array(sample_rate, np.int64)}
-    likely, state = load_model().run(None, inputs)
+    probabilities, state = load_model().run(None, inputs)
     for number, track in enumerate(tracks):
         track.state = state[:, number : number + 1]
-    return np.asarray(likely[:, 0], np.float32)
+    return np.asarray(probabilities[:, 0], np.float32)
 
 
 class WindowSlicer:
-    """Cuts encoded sound into windows of ``size`` bytes that begin every ``hop``, each with what is ``before`` it."""
+    """Cut encoded audio into windows of ``size`` bytes every ``hop`` bytes, each after its context."""
 
     def __init__(self, size: int, hop: int, before: bytes) -> None:
         self._size, self._hop = len(before) + size, hop
@@ -64,7 +66,10 @@ class WindowSlicer:
 
 @cache
 def load_model() -> Any:
-    """One for the process; on one thread, where it is quickest. The package is not imported: it would load torch."""
+    """Load the network once per process, on one thread, where it is fastest.
+
+    The package itself is not imported, because it would load torch.
+    """
     import onnxruntime
 
     package = importlib.util.find_spec("silero_vad")

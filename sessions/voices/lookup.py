@@ -54,8 +54,7 @@ def find_voice(store: VoiceStore, key: str, name: str) -> StoredVoice | None:
 
 
 def voices_for(store: VoiceStore, key: str) -> list[VoiceManifest]:
-    """All that a holder of this key can name: its own, then the shared ones that these do not hide. May take
-    milliseconds."""
+    """List the voices of a key: its own, then the shared ones that these do not hide. May take milliseconds."""
     own = store.list(key)
     names = {manifest.name for manifest in own}
     shared = store.list(SHARED) if key != SHARED else []
@@ -72,7 +71,7 @@ def resembles_built_in(name: str, info: EngineInfo) -> bool:
 
 
 def check_compatible(voice: StoredVoice, info: EngineInfo) -> None:
-    """Raises ``InvalidRequest``."""
+    """Check that the model can use the voice; raises ``InvalidRequest``."""
     clone = voice.clone
     of_model = f"voice {voice.manifest.name!r} was made for another model"
     num = len(clone.embedding) // BYTES_PER_NUMBER

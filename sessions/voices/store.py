@@ -42,7 +42,10 @@ class VoiceExists(InvalidRequest):
 
 
 class VoiceStore:
-    """All methods but ``find`` may take milliseconds: call them in a worker thread. Methods may run side by side."""
+    """Store voices as files.
+
+    Methods other than ``find`` may take milliseconds: call them in a worker thread. Methods may run concurrently.
+    """
 
     def __init__(self, folder: Path, max_voices: int = 10_000, max_voices_per_key: int = 1_000) -> None:
         self._folder, self._max_voices, self._max_voices_per_key = folder, max_voices, max_voices_per_key
@@ -50,7 +53,7 @@ class VoiceStore:
         self._voices: dict[Path, tuple[Version, StoredVoice]] = {}
 
     def find(self, owner: str, name: str) -> StoredVoice | None:
-        """One look at the disk; the file is read only when it is new."""
+        """Find a voice with one look at the disk; the file is read only when it has changed."""
         path = self._path(owner, name)
         if not NAME.fullmatch(name) or (version := _version(path)) is None:
             return None
@@ -60,7 +63,7 @@ class VoiceStore:
         return None if known is None else known[1]
 
     def list(self, owner: str) -> list[VoiceManifest]:
-        """By name; files that cannot be read are left out."""
+        """List voices by name; files that cannot be read are left out."""
         if len(self._manifests) > self._max_voices:  # many have gone since
             self._manifests.clear()
         manifests = filter(None, map(self._manifest, _voice_files(self._folder_of(owner))))
@@ -179,7 +182,7 @@ def _version_of(status: os.stat_result) -> Version:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Raises ``TimeoutError`` when another process has stopped in mid-work."""
+    """Lock the file; raises ``TimeoutError`` when another process holds the lock too long."""
     give_up_s = time.monotonic() + MAX_WAIT_S
     while True:
         try:

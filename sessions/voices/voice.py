@@ -45,14 +45,14 @@ class StoredVoice:
 
 
 def check_name(name: str) -> None:
-    """Raises ``InvalidRequest``."""
+    """Check the name of a voice; raises ``InvalidRequest``."""
     if not NAME.fullmatch(name):
         rule = "1 to 64 letters, digits, '.', '_' and '-', of ASCII, the first a letter or digit"
         raise InvalidRequest(f"name must be {rule}; is {name[:80]!r}", "name")
 
 
 def check_manifest(manifest: VoiceManifest) -> None:
-    """Raises ``InvalidRequest``, which names the field."""
+    """Check the fields of a manifest; raises ``InvalidRequest``, which names the field."""
     check_name(manifest.name)
     if not manifest.consent.strip():
         raise InvalidRequest("consent is empty: say how the speaker agreed to this voice", "consent")

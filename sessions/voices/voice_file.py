@@ -21,7 +21,7 @@ LENGTH_BYTES = 8
 
 
 class CorruptVoiceFile(ValueError):
-    """Not a voice file, or damaged."""
+    """Raised for a file that is damaged or no voice file."""
 
 
 class VoiceFileHeader(msgspec.Struct):
@@ -38,7 +38,7 @@ def to_bytes(voice: StoredVoice) -> bytes:
 
 
 def read_voice(path: Path) -> StoredVoice:
-    """Raises ``FileNotFoundError`` or ``CorruptVoiceFile``."""
+    """Read a voice; raises ``FileNotFoundError`` or ``CorruptVoiceFile``."""
     data = path.read_bytes()
     manifest = _manifest_of(data[LENGTH_BYTES : LENGTH_BYTES + _header_bytes(data)])
     try:
@@ -62,7 +62,10 @@ def read_voice(path: Path) -> StoredVoice:
 
 
 def read_manifest(path: str) -> VoiceManifest:
-    """Raises ``OSError`` or ``CorruptVoiceFile``. Usually in one read: a thousand voices are listed so."""
+    """Read the manifest alone, usually in one read, so that a thousand voices can be listed.
+
+    Raises ``OSError`` or ``CorruptVoiceFile``.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         start = os.read(descriptor, USUAL_HEADER_BYTES)

@@ -89,7 +89,7 @@ class CodecStream:
 
 
 class Mp3Stream(CodecStream):
-    """Raises ``UnsupportedFormat`` for a bitrate that the version of MPEG for this rate does not have."""
+    """Encode MP3. Raises ``UnsupportedFormat`` for a bitrate that MPEG does not have at this sample rate."""
 
     codec = "libmp3lame"
     sample_format = "fltp"

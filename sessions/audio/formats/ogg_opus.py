@@ -10,8 +10,10 @@ from sessions.audio.pcm import Pcm, within_full_scale
 
 
 class OggOpusStream:
-    """Each packet has a page of its own, which costs 28 bytes and lets it leave at once. The last page tells where the
-    sound ends, so that a player puts out exactly the samples that were pushed."""
+    """Encode Ogg Opus with one page per packet, which costs 28 bytes and adds no delay.
+
+    The last page holds the end of the audio, so that a player decodes exactly the samples that were pushed.
+    """
 
     def __init__(self, settings: OpusSettings, serial: int | None = None) -> None:
         self._encoder = OpusEncoder(settings)

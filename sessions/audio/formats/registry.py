@@ -59,7 +59,7 @@ def stream_encoder(audio: AudioFormat) -> StreamEncoder:
 
 
 def check_rate(audio: AudioFormat) -> None:
-    """Raises ``UnsupportedFormat``."""
+    """Check the sample rate against the format; raises ``UnsupportedFormat``."""
     if audio.sample_rate not in RATES[audio.encoding]:
         allowed = ", ".join(str(rate) for rate in RATES[audio.encoding])
         message = f"sample_rate of {audio.encoding} must be one of {allowed}; is {audio.sample_rate}"
@@ -67,7 +67,7 @@ def check_rate(audio: AudioFormat) -> None:
 
 
 def opus_settings(audio: AudioFormat) -> OpusSettings:
-    """Raises ``UnsupportedFormat``."""
+    """Return the encoder settings of an Opus format; raises ``UnsupportedFormat``."""
     return OpusSettings(
         sample_rate=audio.sample_rate,
         packet_ms=audio.packet_ms,

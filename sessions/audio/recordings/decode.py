@@ -38,7 +38,7 @@ class InvalidRecording(ValueError):
 
 
 def decode_recording(data: bytes, sample_rate: int, max_s: float) -> Pcm:
-    """All of it at ``sample_rate``, channels mixed into one. Raises ``InvalidRecording``."""
+    """Decode a whole recording to mono at ``sample_rate``; raises ``InvalidRecording``."""
     import av
 
     name = container_format(data)

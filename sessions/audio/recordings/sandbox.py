@@ -35,7 +35,7 @@ class DecodeLimits:
 
 
 async def decode_in_subprocess(data: bytes, sample_rate: int, limits: DecodeLimits) -> Pcm:
-    """Raises ``InvalidRequest`` for what is no usable recording. Cancelled, or late, it kills the child."""
+    """Decode a recording in a child process, which is killed on cancellation or timeout. Raises ``InvalidRequest``."""
     try:
         container_format(data)
     except InvalidRecording as error:
