@@ -50,7 +50,7 @@ class ResponseLimiter:
     def __init__(self, limits: RegistryLimits, tally: UsageCounters | None = None) -> None:
         self._limits = limits
         self._tally = tally or LocalUsageCounters()
-        # Of this process.
+        # Active requests of this process.
         self.num_active = 0
 
     def acquire(self, key: str, key_limit: int | None = None) -> None:

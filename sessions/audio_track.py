@@ -22,7 +22,7 @@ from sessions.text_track import FlushItem
 
 # Encoded on the event loop without a turn for others: 0.3 ms.
 ENCODE_SLICE_PACKETS = 4
-# How long one segment goes over into the next.
+# Crossfade between segments.
 JOIN_MS = 10
 # More than the resampler looks ahead.
 RESAMPLE_MS = 3
@@ -31,7 +31,7 @@ STRETCH_MS = 150
 # Enough for joiner, resampler and encoder to release all sound, where the format holds back no more than Opus.
 PAUSE_MS = 40
 
-# What leaves the track, in order: packets, and flushes whose audio is in the packets before them.
+# Output of the track in order: packets, and flushes after the packets of their audio.
 AudioOutput = Sequence[AudioPacket] | FlushItem
 
 
@@ -63,9 +63,9 @@ class AudioTrack:
         self._num_held_samples = 0
         # The flush whose sound the encoder still holds back: the next segment's sound pushes it out.
         self._pending_flush: FlushItem | None = None
-        # Of the signal so far, at the engine's rate.
+        # Samples pushed, at the engine's rate.
         self.num_engine_samples = 0
-        # Of what has reached the encoder of it, at the format's rate.
+        # Samples passed to the encoder, at the format's rate.
         self.num_samples = 0
 
     @property

@@ -19,7 +19,7 @@ class Encoding(StrEnum):
     # s16le behind a header that leaves the length open.
     WAV = "wav"
     MP3 = "mp3"
-    # In ADTS.
+    # ADTS stream.
     AAC = "aac"
     FLAC = "flac"
     OGG_OPUS = "ogg_opus"
@@ -124,7 +124,7 @@ class SessionLimits:
     playback_tolerance_ms: int = 10
     # Time to find heard text; after it, heard text is estimated with equal time for every character.
     heard_text_timeout_ms: int = 1_000
-    # In burst mode, no further segment begins while so much audio is queued.
+    # Queued audio above which no further segment of a burst response begins.
     max_ready_ms: int = 60_000
     # Segments of a burst response generated concurrently, after its first audio; otherwise one.
     max_burst_segments: int = 2
@@ -151,7 +151,7 @@ class RegistryLimits:
     idle_timeout_s: float = 600.0
     # Interval of the time-out checks.
     expire_every_s: float = 1.0
-    # In errors of requests refused for capacity.
+    # Retry hint in errors of requests refused for capacity.
     retry_after_ms: int = 1_000
     # Threads of the Opus encoders; 0 encodes on the event loop.
     encoder_threads: int = 1

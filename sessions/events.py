@@ -39,7 +39,7 @@ class FlushCompleted:
     response_id: str
     # 0, 1, 2 ... over the flushes of the response: what ``Response.flush`` returned.
     flush: int
-    # Where that audio ends, as ``ResponseAudio.start_sample`` counts.
+    # End of that audio, counted as in ``ResponseAudio.start_sample``.
     end_sample: int
 
 
@@ -61,7 +61,7 @@ class HeardText:
 
     # The client's text from its first character to the end of the last word heard.
     text: str
-    # The rest of it.
+    # The rest of the text.
     remaining: str
     # Audio played.
     audio_ms: float
@@ -79,13 +79,13 @@ class ResponseFinished:
     heard: HeardText
     # The text held nothing that can be spoken: it was empty, white space, or signs alone.
     nothing_spoken: bool = False
-    # From the delta that made the first word final to the first packet handed over.
+    # Time from the delta that completed the first word to the first packet.
     first_audio_ms: float | None = None
     # Text tokens given to the engine.
     num_text_tokens: int = 0
     # Codec frames that the engine generated.
     num_frames: int = 0
-    # With ``FAILED``.
+    # Set if the reason is ``FAILED``.
     error: ErrorInfo | None = None
     # A segment was cut by a guard of the engine: endless silence, a loop, or the frame cap of its text.
     has_runaway: bool = False

@@ -102,7 +102,7 @@ class Response:
         self.response_id = response_id
         self.settings = settings
         self.state = State.OPEN
-        # Nothing is known of it any more but that it has ended.
+        # True once only the fact that it has ended is kept.
         self.forgotten = False
         # Decoded samples before the speech, at the format's rate; 0 unless the encoding is Opus.
         is_opus = settings.format.encoding is Encoding.OPUS
@@ -135,7 +135,7 @@ class Response:
         self._heard_task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._terminal: ResponseFinished | None = None
-        # Where the listener was then, at the engine's rate.
+        # Playout position at the end, at the engine's rate.
         self._ended_at_samples = 0
         # Begun and not yet spoken to their end; the first one is being spoken.
         self._begun: deque[TextItem] = deque()
@@ -211,7 +211,7 @@ class Response:
             self._fail(error)
         return not self.is_done
 
-    # What begins, and when
+    # Start of segments
 
     def advance(self) -> None:
         """Begin what text, time and audio allow by now, and wake the task for it. Idempotent; never waits."""

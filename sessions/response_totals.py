@@ -24,7 +24,7 @@ class ResponseTotals:
     has_runaway: bool = False
     # When the engine got the first text.
     first_text_s: float | None = None
-    # From then to the first audio that was sent.
+    # Time from then to the first audio that was sent.
     first_audio_ms: float | None = None
 
     def on_segment_end(self, end: RequestFinished, settings: SpeechSettings, metrics: Metrics) -> None:

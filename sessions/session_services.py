@@ -31,7 +31,7 @@ class SessionServices:
     backlog: AlignmentBacklog = field(default_factory=AlignmentBacklog)
     # Speech that is aligned soon, because a query may come at any moment.
     idle_backlog: IdleAlignmentBacklog = field(default_factory=IdleAlignmentBacklog)
-    # Where a query's alignment catches up.
+    # Threads that align on demand for queries.
     aligners: EncoderPool = field(default_factory=lambda: EncoderPool(0))
     text_budget: TextBudget = field(default_factory=TextBudget)
 

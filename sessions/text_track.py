@@ -105,7 +105,7 @@ class TextTrack:
         segmenter: SegmenterSettings | None = None,
         dead_air: DeadAirSettings | None = None,
     ) -> None:
-        # What was not begun yet, in order.
+        # Items that have not begun, in order.
         self.waiting: deque[TextItem] = deque()
         # The segment that text is being added to.
         self.open: TextSegment | None = None
@@ -116,7 +116,7 @@ class TextTrack:
         self._dead_air = dead_air or DeadAirSettings()
         self._pace = TextPace()
         self._unread: deque[str | FlushItem | EndItem] = deque()
-        # Of the first unread text, if it is text.
+        # Characters already read of the first waiting text.
         self._num_chars_read = 0
         self._num_flushes = 0
         self._gather_next = False

@@ -33,7 +33,7 @@ class SegmentTimeline:
         self.aligner = aligner
         # For queries that cannot wait for alignment.
         self.even = UniformAligner(sample_rate)
-        # Where it begins in all the audio; ``None`` until it does.
+        # Start in the audio of the response; ``None`` before it.
         self.start_sample: int | None = None
         # Its speech is all there, or none will come.
         self.complete = False

@@ -21,11 +21,11 @@ BLOCK_FRAMES = 8
 BLOCK_STEPS = BLOCK_FRAMES // FRAMES_PER_STEP
 # Frames before and after a step that the network sees.
 CONTEXT_FRAMES = 6
-# Which frames of a block each step sees.
+# Frames of a block per step, shape [steps, frames].
 STEP_FRAMES = FRAMES_PER_STEP * np.arange(BLOCK_STEPS)[:, None] + np.arange(FRAMES_PER_STEP + 2 * CONTEXT_FRAMES)
 NUM_BANDS = 14
 LOWEST_HZ, HIGHEST_HZ = 80.0, 7000.0
-# What is so far below the level of the speech is silence.
+# Frames this far below the level of the speech are silence.
 FLOOR_NEPERS = 12.0
 # Log power of a frame that counts as loud before any speech was heard.
 FIRST_LEVEL = -3.0

@@ -22,9 +22,9 @@ Ints = npt.NDArray[np.int32]
 BEAM_UNITS = 40
 # Neighbouring steps hear nearly the same: each counts less than one that is independent.
 EMISSION_WEIGHT = 0.6
-# How unlikely a sound can be for any unit, against its share at large.
+# Minimum probability of a sound for any unit, relative to its frequency in all speech.
 EMISSION_FLOOR = 1e-2
-# For each step beyond the longest duration.
+# Penalty per step beyond the longest duration.
 SELF_LOOP_LOG_PROB = -0.12
 IMPOSSIBLE = -1e30
 EXTRA_UNITS = 64
@@ -53,7 +53,7 @@ class ViterbiPath:
         self._silent = np.zeros(EXTRA_UNITS + 1)
         # [d - 1, unit]: the score of having entered d steps ago, less what the unit had heard by then.
         self._entered = np.full((MAX_STEPS, EXTRA_UNITS), IMPOSSIBLE)
-        # What each unit would have scored over all steps since the window reached it.
+        # Score of each unit over all steps since the window reached it.
         self._heard = np.zeros(EXTRA_UNITS)
         self._long = np.full(EXTRA_UNITS, IMPOSSIBLE)
         self._long_starts = np.zeros(EXTRA_UNITS, np.int32)

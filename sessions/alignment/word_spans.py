@@ -35,7 +35,7 @@ class WordSpan:
     sound_start: int
     # After the last one that sounds.
     sound_end: int
-    # How many characters of the segment are spoken by the end of each character of ``text``.
+    # Number of spoken characters of the segment at the end of each character of ``text``.
     reached: tuple[int, ...]
 
     @property
@@ -52,7 +52,7 @@ class WordSpanTracker:
         self.raw_start = raw_start
         self.raw_end = raw_start
         self._raw_at = raw_start
-        # In the client's text, of each spoken character; they never go back.
+        # Position of each spoken character in the client's text, non-decreasing.
         self._places = array("l")
         self.spoken = ""
 

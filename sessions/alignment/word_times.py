@@ -21,14 +21,14 @@ class WordTime:
 
     # The client's own characters, with the marks on them and without white space.
     text: str
-    # Where it stands in all of the client's text.
+    # Span in the client's text.
     raw_start: int
     raw_end: int
-    # What is said for it: the same, unless the normaliser wrote it out.
+    # Normalized form of the word.
     spoken: str
     # The utterance it belongs to: 0, 1, 2 ... over the response.
     segment: int
-    # Where that utterance begins.
+    # Start of that utterance.
     segment_start_ms: float
     start_ms: float
     end_ms: float

@@ -61,7 +61,7 @@ class Crossfader:
         self._next_start_sample = start_sample
         # Held back: it comes again.
         self._tail = EMPTY
-        # What has come again so far, shorter than the tail.
+        # Repeated samples so far, fewer than the tail.
         self._again = EMPTY
         self._ended = False
 

@@ -47,7 +47,7 @@ class OpusSettings:
     dtx: bool = False
     # Each packet also carries a coarse copy of the one before it; not below 10 ms a packet.
     inband_fec: bool = False
-    # How much of the bitrate FEC may take; 1 to 100. Without FEC it says nothing.
+    # Packet loss for which FEC is tuned, 1 to 100; without effect if FEC is off.
     expected_loss_percent: int = 10
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class Pacer:
         self.handed_over_samples = 0
         self._reported_samples = 0
         self._first_s = math.inf
-        # Where the listener was, and when: the clock runs on from there.
+        # A playout position and its time, from which the clock runs on.
         self._anchor_samples, self._anchor_s = 0, math.inf
 
     def due_s(self, num_samples: int, now_s: float) -> float:

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sessions.audio.pcm import EMPTY, Pcm
 
 MAX_FACTOR = 640
-# Of the sinc on either side: from 24 to 8 kHz the filter passes 3.4 kHz, stops 4.8 kHz and looks 2 ms ahead.
+# Zero crossings of the sinc per side: from 24 to 8 kHz it passes 3.4 kHz, stops 4.8 kHz and delays by 2 ms.
 NUM_ZERO_CROSSINGS = 16
 # Stop band below -85 dB.
 KAISER_BETA = 8.5

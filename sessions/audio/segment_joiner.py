@@ -30,7 +30,7 @@ class SegmentJoiner:
         self._head: Pcm | None = None
         self._in_last_segment = False
         self._num_samples_out = 0
-        # Where each segment begins in what comes out, its fade included; a segment has its entry once it is joined.
+        # Start of each joined segment in the output, its fade included.
         self.segment_starts: list[int] = [0]
 
     def push(self, pcm: Pcm) -> Pcm:

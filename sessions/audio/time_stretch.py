@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from av.filter.graph import Graph
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
-# Of one filter; slower speech passes two.
+# Minimum tempo of one filter; slower speech passes two.
 SLOWEST_STEP = 0.5
 PIECE_MS = 20
 

@@ -13,7 +13,7 @@ from sessions.text.lexicon import (
 )
 from sessions.text.rules import Rule, alternation, apply_rules
 
-# In front of a name, and behind one.
+# Expansion before a name, and after one.
 _TITLES = {"Dr.": ("Doctor", "Drive"), "St.": ("Saint", "Street")}
 
 _WORD = re.compile(r"[A-Za-z']+")

@@ -13,7 +13,7 @@ _CLAUSE_MARKS = ",;:–" + _WIDE_CLAUSE_MARKS
 _CLOSERS = "\"'”’»›)]}*_」』）】》〉］"
 _AROUND_WORD = _CLOSERS + "“‘«‹([{¿¡„"
 _LINE_BREAKS = "\n\u2028\u2029"
-# Of the word in front of a mark so much is remembered, to know abbreviations.
+# Characters of the word before a mark that are kept, to detect abbreviations.
 _MAX_WORD_CHARS = 24
 
 _OTHER_ABBREVIATIONS = (

@@ -78,7 +78,7 @@ ABBREVIATIONS = {
     "M.Sc.": "M S C",
 }
 
-# These may end a sentence: the dot stays if the next word has a capital, or if none comes.
+# Abbreviations that may end a sentence: the dot stays before a capitalized word or at the end of the text.
 CLOSING_ABBREVIATIONS = {
     "a.m.": "A M",
     "p.m.": "P M",
@@ -362,7 +362,7 @@ UNITS = {
     "V": "volt",
 }
 
-# What may stand behind the stroke of "$5/hr".
+# Units that may follow the slash of "$5/hr".
 PER_UNITS = {unit: unit for unit in "hour day week month year night person user unit minute second mile".split()} | {
     "hr": "hour",
     "mo": "month",

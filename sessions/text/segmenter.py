@@ -15,7 +15,7 @@ from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
 
 _JOINERS = frozenset("\u200c\u200d")
-# A word beyond this is none that a tokenizer knows: each of its letters counts as a token.
+# No tokenizer knows longer words: each of their letters counts as a token.
 _LONG_WORD_CHARS = 24
 _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 
@@ -28,18 +28,18 @@ class SegmenterSettings:
     they take longer to speak and a token each.
     """
 
-    # From here on a segment ends at the end of a sentence.
+    # Beyond this length a segment ends at the end of a sentence.
     sentence_end_after_chars: int = 120
-    # From here on also at the end of a clause.
+    # Beyond this length it also ends at the end of a clause.
     clause_end_after_chars: int = 250
-    # From here on at any white space.
+    # Beyond this length it ends at any white space.
     word_end_after_chars: int = 400
-    # And here in any case, except within one sign (an accent, an emoji of several parts) up to twice as many.
+    # Maximum length; up to twice as many characters rather than split one grapheme.
     max_segment_chars: int = 600
     wide_char_weight: int = 3
     digit_weight: int = 3
-    # That the engine takes, by ``token_tenths``: some way before it any clause, then any white space, then any place
-    # ends the segment; at it, even one within a sign.
+    # Maximum of the engine, estimated by ``token_tenths``. Before it a segment ends at a clause, then at white space,
+    # then anywhere; at the maximum even within a grapheme.
     max_segment_tokens: int | None = None
     clause_end_at_share: float = 0.6
     word_end_at_share: float = 0.75

@@ -23,14 +23,14 @@ class VoiceManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     name: str
     # Name of the API key that added it.
     owner: str = SHARED
-    # Of the checkpoint that listened to it, or that its embedding was made for.
+    # Name of the checkpoint that encoded the recording, or for which the embedding was made.
     model: str = ""
     # Seconds since 1970.
     created_s: int = 0
-    # How the speaker agreed to it: a statement, or where one is kept.
+    # Consent of the speaker: a statement, or the place of one.
     consent: str = ""
     description: str = ""
-    # What is said in the recording; voices that have one are cloned in context.
+    # Transcript of the recording; voices with a transcript are cloned in context.
     transcript: str = ""
     # ``audio``, ``embedding`` or ``blend``.
     source: str = ""

@@ -18,7 +18,7 @@ COMMON_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 4
 RATES: dict[Encoding, tuple[int, ...]] = dict.fromkeys(Encoding, COMMON_RATES)
 RATES |= dict.fromkeys((Encoding.OPUS, Encoding.OGG_OPUS), OPUS_RATES)
 
-# From here on Opus tuned for audio sounds as good as tuned for voices with half the bits.
+# From this bitrate on Opus is tuned for audio, which there sounds as good as tuned for voices.
 AUDIO_FROM_BITRATE = 64_000
 
 # A sample becomes bytes whatever is before or after it.
