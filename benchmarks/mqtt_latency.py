@@ -120,7 +120,7 @@ def cpu_s(pid: int) -> float:
 
 def server_command(mqtt: MqttSettings) -> list[str]:
     settings = {"listen.port": 0, "log.level": "error", "speech.aligner": "even"}
-    settings |= {"mqtt.host": mqtt.host, "mqtt.port": mqtt.port, "mqtt.batch_io": mqtt.batch_io}
+    settings |= {"mqtt.url": mqtt.url, "mqtt.batch_io": mqtt.batch_io}
     return [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(settings), json.dumps(SCRIPT)]
 
 

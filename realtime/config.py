@@ -15,14 +15,22 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from realtime.integration_config import MqttSettings, SettingsSection, WyomingSettings, XiaozhiSettings
+from realtime.integration_config import (
+    Address,
+    HostPort,
+    MqttSettings,
+    SettingsSection,
+    WyomingSettings,
+    XiaozhiSettings,
+    parse_address,
+)
 
 ENVIRONMENT_PREFIX = "VOICEWIRE_"
-SECRETS = frozenset({"auth.api_keys", "auth.token_secret", "calls.twilio_auth_token", "mqtt.password"})
+SECRETS = frozenset({"auth.api_keys", "auth.token_secret", "calls.twilio_auth_token", "mqtt.password", "mqtt.url"})
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used; the message names the setting, where it came from, its value and its range."""
+    """Raised for an invalid setting; the message names the setting, its origin, its value and its range."""
 
 
 class ListenSettings(SettingsSection, frozen=True):
@@ -41,85 +49,98 @@ class ListenSettings(SettingsSection, frozen=True):
         None
     )
     handshake_timeout_s: Annotated[
-        float, Meta(gt=0, le=300, description="A connection that has sent no whole request by then is closed.")
+        float, Meta(gt=0, le=300, description="Time for a complete request; then the connection is closed.")
     ] = 10.0
-    ping_interval_s: Annotated[float, Meta(gt=0, le=3_600, description="Between WebSocket pings.")] = 20.0
+    ping_interval_s: Annotated[float, Meta(gt=0, le=3_600, description="Interval of WebSocket pings.")] = 20.0
     drain_timeout_s: Annotated[
-        float, Meta(ge=0, le=3_600, description="After SIGTERM, for responses that are still being spoken.")
+        float, Meta(ge=0, le=3_600, description="Time after SIGTERM for active responses to end.")
     ] = 30.0
-    page: Annotated[str | None, Meta(description="Folder of the page; by default the one that was installed.")] = None
+    page: Annotated[str | None, Meta(description="Folder of the web client; by default the installed one.")] = None
 
     # Constants.
-    # Time that a client has for its part of a close.
+    # Time for the client to complete a close.
     close_timeout_s: ClassVar[float] = 2.0
-    # Connections that the system holds until they are accepted.
+    # Connections that wait to be accepted.
     backlog: ClassVar[int] = 2_048
-    # Whether short messages of WebSockets go past the general parser.
+    # Parse short WebSocket messages without the general parser.
     fast_frame_parser: ClassVar[bool] = True
     # The system's send buffer of a connection.
     send_buffer_bytes: ClassVar[int] = 65_536
-    # Unsent bytes in that buffer above which writing waits.
+    # Unsent bytes in that buffer above which writes wait.
     tcp_notsent_lowat_bytes: ClassVar[int] = 16_384
-    # Bytes this process holds for a connection before writing waits.
+    # Bytes buffered per connection above which writes wait.
     write_buffer_bytes: ClassVar[int] = 16_384
 
     @property
     def ping_timeout_s(self) -> float:
-        """An unanswered ping ends the connection after this."""
+        """Time after which an unanswered ping ends the connection."""
         return self.ping_interval_s
 
 
 class LimitSettings(SettingsSection, frozen=True):
-    max_connections: Annotated[int, Meta(ge=1, le=100_000, description="Open WebSocket connections.")] = 5_000
+    max_connections: Annotated[int, Meta(ge=1, le=100_000, description="Maximum of open WebSocket connections.")] = (
+        5_000
+    )
     max_connections_per_key: Annotated[
-        int, Meta(ge=0, le=100_000, description="Of them with one API key; 0: half, and all if it is the only key.")
+        int, Meta(ge=0, le=100_000, description="The same per API key; 0: half, or all for the only key.")
     ] = 0
-    max_active_responses: Annotated[int, Meta(ge=1, le=100_000, description="Responses spoken at once.")] = 512
+    max_active_responses: Annotated[int, Meta(ge=1, le=100_000, description="Maximum of concurrent responses.")] = 512
     max_active_responses_per_key: Annotated[
-        int, Meta(ge=0, le=100_000, description="Of them with one API key; 0: half, and all if it is the only key.")
+        int, Meta(ge=0, le=100_000, description="The same per API key; 0: half, or all for the only key.")
     ] = 0
-    max_message_bytes: Annotated[int, Meta(ge=1_024, le=16_777_216, description="Of one message or body.")] = 262_144
-    max_response_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Text of one response.")] = 50_000
+    max_message_bytes: Annotated[
+        int, Meta(ge=1_024, le=16_777_216, description="Maximum size of a message or body.")
+    ] = 262_144
+    max_response_chars: Annotated[int, Meta(ge=1, le=10_000_000, description="Maximum text of a response.")] = 50_000
     max_http_response_bytes: Annotated[
-        int, Meta(ge=1_024, le=2_147_483_647, description="Audio of one HTTP answer that is not streamed.")
+        int, Meta(ge=1_024, le=2_147_483_647, description="Maximum audio of an HTTP response that is not streamed.")
     ] = 67_108_864
     encoder_threads: Annotated[
-        int, Meta(ge=0, le=256, description="Threads for Opus, MP3, AAC, FLAC and changes of speed; 0 has none.")
+        int,
+        Meta(ge=0, le=256, description="Threads for Opus, MP3, AAC, FLAC and time stretching; 0 uses the event loop."),
     ] = 1
-    max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="The largest lead a client may ask for.")] = 60_000
-    idle_timeout_s: Annotated[float, Meta(gt=0, le=86_400, description="Without an event and without speech.")] = 600.0
-    max_session_duration_s: Annotated[float, Meta(gt=0, le=604_800, description="The oldest a session may become.")] = (
+    max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Maximum lead that a client may set.")] = 60_000
+    idle_timeout_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="Maximum time of a session without events and speech.")
+    ] = 600.0
+    max_session_duration_s: Annotated[float, Meta(gt=0, le=604_800, description="Maximum duration of a session.")] = (
         86_400.0
     )
-    text_timeout_s: Annotated[float, Meta(gt=0, le=3_600, description="A response waits for text so long.")] = 60.0
-    reader_timeout_s: Annotated[float, Meta(gt=0, le=600, description="Due audio waits to be taken so long.")] = 10.0
-    engine_timeout_s: Annotated[float, Meta(gt=0, le=600, description="The engine may be silent so long.")] = 20.0
+    text_timeout_s: Annotated[
+        float, Meta(gt=0, le=3_600, description="Maximum time that a response waits for text.")
+    ] = 60.0
+    reader_timeout_s: Annotated[
+        float, Meta(gt=0, le=600, description="Maximum time that due audio waits for a slow client.")
+    ] = 10.0
+    engine_timeout_s: Annotated[
+        float, Meta(gt=0, le=600, description="Maximum time without audio from the engine.")
+    ] = 20.0
 
     # Refused messages after which a connection is closed.
     max_errors_per_connection: ClassVar[int] = 100
-    # Pause that refused clients are asked to make.
+    # Retry hint for refused clients.
     retry_after_ms: ClassVar[int] = 1_000
-    # Of them in one session.
+    # Concurrent responses of a session.
     max_active_responses_per_session: ClassVar[int] = 8
-    # Text of one POST /v1/audio/speech.
+    # Maximum text of a POST /v1/audio/speech.
     max_speech_request_chars: ClassVar[int] = 4_096
-    # Audio in one message, where so much is ready and the lead is long.
+    # Maximum audio per message, if the lead is long.
     max_audio_message_ms: ClassVar[int] = 240
-    # The first packet of a response leaves before the rest of its chunk is encoded.
+    # Send the first packet of a response before the rest of its chunk is encoded.
     flush_first_packet: ClassVar[bool] = True
-    # Chunks that come together are made into packets one in each turn of the event loop.
+    # Process one chunk per event loop iteration, even if several are ready.
     one_chunk_per_loop_iteration: ClassVar[bool] = True
-    # What is there at the start is left out of Python's garbage collections.
+    # Exclude objects that exist at the start from garbage collections.
     gc_freeze_on_start: ClassVar[bool] = True
-    # The engine hears of the listener's place when it is off by more.
+    # Error of the engine's playback position above which it is corrected.
     playback_tolerance_ms: ClassVar[int] = 10
-    # What was heard is told after so long, if only roughly.
+    # Time after which a query of the heard text is answered with an estimate.
     heard_text_timeout_ms: ClassVar[int] = 1_000
-    # Ended responses of a session that can still be asked about.
+    # Ended responses of a session that can still be queried.
     max_retained_responses: ClassVar[int] = 4
-    # Speech kept in a process to find words in, should somebody ask; 0 finds them as they sound.
+    # Speech kept per process for alignment on demand; 0 aligns all speech at once.
     max_alignment_backlog_mb: ClassVar[int] = 512
-    # Overloaded for so long, the server refuses handshakes too.
+    # Overload duration after which the server refuses handshakes.
     overload_grace_s: ClassVar[float] = 2.0
 
     @property
@@ -129,24 +150,30 @@ class LimitSettings(SettingsSection, frozen=True):
 
 
 class SpeechDefaults(SettingsSection, frozen=True):
-    voice: Annotated[str | None, Meta(description="Voice; by default the checkpoint's first.")] = None
-    language: Annotated[str, Meta(description="Language.")] = "auto"
-    encoding: Annotated[Literal["opus", "pcm_s16le", "mulaw", "alaw"], Meta(description="How audio is coded.")] = "opus"
-    sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Samples a second.")] = 24_000
-    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Bits a second of Opus.")] = 32_000
+    voice: Annotated[str | None, Meta(description="Default voice; unset: the first of the checkpoint.")] = None
+    language: Annotated[str, Meta(description="Default language.")] = "auto"
+    encoding: Annotated[Literal["opus", "pcm_s16le", "mulaw", "alaw"], Meta(description="Default audio encoding.")] = (
+        "opus"
+    )
+    sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Default sample rate in Hz.")] = 24_000
+    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Default bitrate of Opus in bit/s.")] = 32_000
     opus_application: Annotated[
         Literal["voip", "audio"],
-        Meta(description="What Opus is tuned for: `audio` is a third of the work, and as good from 64,000 bits on."),
+        Meta(
+            description="Tuning of Opus: `audio` needs a third of the CPU time, and sounds as good from 64 kbit/s on."
+        ),
     ] = "voip"
     response_format: Annotated[
         Literal["mp3", "wav", "pcm", "opus", "aac", "flac"],
         Meta(description="Format of `POST /v1/audio/speech` for requests without `response_format`."),
     ] = "mp3"
-    lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
+    lead_ms: Annotated[
+        int, Meta(ge=100, le=600_000, description="Default lead: audio sent ahead of playback, in ms.")
+    ] = 2_000
     avoid_dead_air: Annotated[bool, Meta(description="Close a segment early when text is late.")] = True
 
     # Constant.
-    # Word times are found in the audio (``letters``); ``even`` shares it evenly.
+    # ``letters`` aligns text and audio; ``even`` divides the audio evenly.
     aligner: ClassVar[str] = "letters"
 
 
@@ -155,7 +182,7 @@ class EngineSettings(SettingsSection, frozen=True):
         str | None,
         Meta(description="Checkpoint folder, or OWNER/NAME of a model on the hub; by default the embedded voice."),
     ] = None
-    options: Annotated[dict[str, Any], Meta(description="Handed to the engine as they are.")] = {}  # noqa: RUF012  a Struct copies it
+    options: Annotated[dict[str, Any], Meta(description="[Engine options](engine-options.md).")] = {}  # noqa: RUF012  a Struct copies it
 
 
 class AuthSettings(SettingsSection, frozen=True):
@@ -167,111 +194,107 @@ class AuthSettings(SettingsSection, frozen=True):
         str | None,
         Meta(description="Secret that signs browser tokens, best in the environment; by default one in a file."),
     ] = None
-    max_token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="The longest a browser token may be valid.")] = (
-        3_600
-    )
+    max_token_ttl_s: Annotated[int, Meta(ge=1, le=86_400, description="Maximum lifetime of a browser token.")] = 3_600
 
 
 class DialectSettings(SettingsSection, frozen=True):
     lead_ms: Annotated[
-        int, Meta(ge=100, le=600_000, description="Lead on vendors' wires, whose clients expect bursts.")
+        int, Meta(ge=100, le=600_000, description="Default lead on vendors' wires, whose clients expect bursts.")
     ] = 10_000
-    voice_aliases: Annotated[
-        dict[str, str], Meta(description="Vendors' voice ids, and the voices of ours that speak for them.")
-    ] = {}  # noqa: RUF012
+    voice_aliases: Annotated[dict[str, str], Meta(description="Maps vendors' voice ids to voices of the server.")] = {}  # noqa: RUF012
 
     # Constants.
-    # Open contexts of a connection on a vendor's wire.
+    # Open contexts per connection on a vendor's wire.
     max_contexts_per_connection: ClassVar[int] = 256
-    # Connections whose key is still to come, in their first message.
+    # Connections that authenticate with their first message and have not sent it.
     max_unauthenticated_connections: ClassVar[int] = 256
 
 
 class CallSettings(SettingsSection, frozen=True):
     twilio_auth_token: Annotated[
-        str | None, Meta(description="Twilio's auth token: lines that it signed are let in, and no others.")
+        str | None, Meta(description="Auth token of Twilio; only streams with its signature are accepted.")
     ] = None
     public_url: Annotated[
-        str | None, Meta(description="What Twilio calls this server, such as `https://voice.example.com`.")
+        str | None, Meta(description="URL of this server for Twilio, such as `https://voice.example.com`.")
     ] = None
     default_key_name: Annotated[
-        str | None, Meta(description="Name of the API key that lines without a key belong to; by default the first.")
+        str | None, Meta(description="Name of the API key of calls without a key; by default the first.")
     ] = None
-    audiosocket_enabled: Annotated[bool, Meta(description="Whether there is a port for Asterisk's AudioSocket.")] = (
-        False
-    )
-    audiosocket_port: Annotated[int, Meta(ge=0, le=65_535, description="That port; 0 takes a free one.")] = 9_092
-    audiosocket_host: Annotated[
-        str, Meta(description="Address of that port, which has no keys: whoever reaches it is a caller.")
-    ] = "127.0.0.1"
-    lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of what the caller has heard.")] = 200
-    barge_in: Annotated[bool, Meta(description="Whether the caller's voice interrupts.")] = True
-    vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="How likely sound has to be speech.")] = 0.55
-    vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="For so long, to interrupt.")] = 32
+    audiosocket: Annotated[
+        HostPort | None,
+        Meta(description="Address for Asterisk's AudioSocket, which has no authentication; unset turns it off."),
+    ] = None
+    lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of playback to callers, in ms.")] = 200
+    barge_in: Annotated[bool, Meta(description="Interrupt the reply when the caller speaks.")] = True
+    vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="Minimum speech probability.")] = 0.55
+    vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="Minimum speech that interrupts.")] = 32
     echo_return_loss_db: Annotated[
-        float, Meta(ge=0, le=120, description="Our own voice comes back quieter by at least so much.")
+        float, Meta(ge=0, le=120, description="Minimum attenuation of returned playout.")
     ] = 20.0
 
     # Constants.
-    # Audio that is made ahead of what is sent.
+    # Audio generated ahead of what is sent.
     generation_lead_ms: ClassVar[int] = 480
-    # Audio between marks on the line.
+    # Audio between marks.
     mark_interval_ms: ClassVar[int] = 1_000
-    # A mark so late counts as heard, by our clock.
+    # Delay after which a missing mark counts as played.
     mark_timeout_s: ClassVar[float] = 5.0
-    # For a command that another gateway obeys, whose call it is.
+    # Timeout of a command that another gateway carries out.
     remote_command_timeout_s: ClassVar[float] = 5.0
-    # Replies of a call that are not heard yet.
+    # Replies of a call that have not been played.
     max_pending_replies: ClassVar[int] = 64
-    # Marks of a reply.
+    # Marks per reply.
     max_marks_per_reply: ClassVar[int] = 256
-    # Events that may wait for an agent.
+    # Unsent events per agent.
     max_queued_events: ClassVar[int] = 4_096
     # Silence after which speech may begin again.
     vad_min_silence_ms: ClassVar[int] = 320
-    # Of full scale; what is quieter is silence.
+    # Relative to full scale; lower levels are silence.
     vad_min_level_db: ClassVar[float] = -50.0
-    # Sound less above a line's noise is nobody, and is not looked at. 0: all is.
+    # Windows less than this above the noise floor skip inference; 0 infers all.
     vad_noise_margin_db: ClassVar[float] = 3.0
 
 
 class VoiceStoreSettings(SettingsSection, frozen=True):
     folder: Annotated[
-        str | None, Meta(description="Where voices are stored; by default voicewire/voices in the user's data folder.")
+        str | None, Meta(description="Folder of stored voices; by default voicewire/voices in the user's data folder.")
     ] = None
-    max_voices: Annotated[int, Meta(ge=0, le=1_000_000, description="Voices stored.")] = 10_000
-    max_voices_per_key: Annotated[int, Meta(ge=0, le=1_000_000, description="Of them by one API key.")] = 1_000
+    max_voices: Annotated[int, Meta(ge=0, le=1_000_000, description="Maximum of stored voices.")] = 10_000
+    max_voices_per_key: Annotated[int, Meta(ge=0, le=1_000_000, description="The same per API key.")] = 1_000
     max_upload_bytes: Annotated[
-        int, Meta(ge=1_024, le=268_435_456, description="Of a recording: uploaded, fetched, or in a data URI.")
+        int,
+        Meta(ge=1_024, le=268_435_456, description="Maximum size of a recording: uploaded, fetched, or in a data URI."),
     ] = 10_485_760
-    allow_url_fetch: Annotated[bool, Meta(description="Whether requests may name a recording by its address.")] = True
-    allow_plain_http_fetch: Annotated[bool, Meta(description="Whether such an address may be plain http.")] = False
+    allow_url_fetch: Annotated[bool, Meta(description="Accept URLs of recordings.")] = True
+    allow_plain_http_fetch: Annotated[bool, Meta(description="Accept such URLs without TLS.")] = False
     allowed_private_networks: Annotated[
-        str | None, Meta(description="Networks that are asked although they are not public: `10.0.0.0/8,fd00::/8`.")
+        str | None, Meta(description="Private networks from which recordings are fetched: `10.0.0.0/8,fd00::/8`.")
     ] = None
 
     # Constants.
-    # Recordings that arrive at once.
+    # Concurrent uploads.
     max_concurrent_uploads: ClassVar[int] = 16
-    # Recordings fetched and listened to at once.
+    # Recordings fetched and encoded concurrently.
     max_concurrent_encodings: ClassVar[int] = 4
-    # For a recording to arrive.
+    # Timeout of an upload.
     upload_timeout_s: ClassVar[float] = 60.0
-    # For a recording to be decoded.
+    # Timeout of decoding a recording.
     decode_timeout_s: ClassVar[float] = 10.0
-    # For a recording to be fetched.
+    # Timeout of a fetch.
     fetch_timeout_s: ClassVar[float] = 10.0
-    # Redirects that are followed.
+    # Maximum of redirects.
     max_fetch_redirects: ClassVar[int] = 3
 
 
 class LogSettings(SettingsSection, frozen=True):
-    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least severe to write.")] = "info"
-    format: Annotated[Literal["json", "text"], Meta(description="`json`, one object a line, or `text`.")] = "json"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Minimum level of log lines.")] = (
+        "info"
+    )
+    format: Annotated[Literal["json", "text"], Meta(description="`json`, one object per line, or `text`.")] = "json"
 
 
 class DebugConfig(SettingsSection, frozen=True):
-    """Other values for constants, for tests and benchmarks; refused unless ``VOICEWIRE_DEBUG`` is 1."""
+    """Overrides of constants for tests and benchmarks; refused unless ``VOICEWIRE_DEBUG`` is 1."""
 
     constants: Annotated[dict[str, Any], Meta(description="Values by section and name.")] = {}  # noqa: RUF012
     engine: Annotated[dict[str, Any], Meta(description="Constants of the engine.")] = {}  # noqa: RUF012
@@ -312,11 +335,33 @@ def constants_of(section: type[SettingsSection]) -> Mapping[str, object]:
     return {name: value for name, value in vars(section).items() if name in fixed or isinstance(value, property)}
 
 
+def gateway_address(config: ServerConfig, setting: str, text: str | None) -> Address | None:
+    """Parse an address at which all gateways listen; raises ``ConfigError`` for port 0 with several gateways."""
+    address = parse_address(text) if text is not None else None
+    if address is not None and not address.port and config.listen.gateways > 1:
+        raise ConfigError(f"{setting} = {text}: several gateways share one port, which must not be 0")
+    return address
+
+
 TABLE = "a table"
-# Settings of earlier versions that now follow another one.
-DERIVED = {
+# Settings of earlier versions, and those that replace them.
+REPLACED = {
     "listen.ping_timeout_s": "listen.ping_interval_s",
     "limits.max_http_connections": "limits.max_connections",
+    "calls.audiosocket_enabled": "calls.audiosocket",
+    "calls.audiosocket_host": "calls.audiosocket",
+    "calls.audiosocket_port": "calls.audiosocket",
+    "wyoming.enabled": "wyoming.address",
+    "wyoming.host": "wyoming.address",
+    "wyoming.port": "wyoming.address",
+    "xiaozhi.mqtt_enabled": "xiaozhi.mqtt",
+    "xiaozhi.mqtt_udp_host": "xiaozhi.mqtt",
+    "xiaozhi.mqtt_port": "xiaozhi.mqtt",
+    "xiaozhi.udp_port": "xiaozhi.udp",
+    "mqtt.host": "mqtt.url",
+    "mqtt.port": "mqtt.url",
+    "mqtt.tls": "mqtt.url",
+    "mqtt.username": "mqtt.url",
 }
 
 
@@ -389,7 +434,7 @@ def _from_file(file: Path | None) -> Iterator[RawSetting]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[RawSetting]:
-    for name in (*settings(), *constants(), *DERIVED):
+    for name in (*settings(), *constants(), *REPLACED):
         variable = environment_name(name)
         if variable in environment:
             yield RawSetting(name, environment[variable], variable)
@@ -441,6 +486,11 @@ def merge_tables(former: object, value: object) -> object:
 def _convert(setting: RawSetting) -> object:
     """The value in its field's type."""
     field = _fields().get(setting.name)
+    if setting.name in REPLACED:
+        new = REPLACED[setting.name]
+        raise ConfigError(
+            f"{setting.name} ({setting.origin}) is no setting any more: set {new}, {allowed(_fields()[new])}"
+        )
     if setting.name in constants():
         value = constants()[setting.name]
         raise ConfigError(
@@ -456,9 +506,11 @@ def _convert(setting: RawSetting) -> object:
 
 
 def allowed(field: msgspec.structs.FieldInfo) -> str:
-    """The values a setting may have, in words."""
+    """Describe the values that a setting may have."""
     kind = msgspec.inspect.type_info(field.type)
     while isinstance(kind, msgspec.inspect.Metadata | msgspec.inspect.UnionType):
+        if isinstance(kind, msgspec.inspect.Metadata) and kind.extra is not None:
+            return str(kind.extra["expected"])
         kind = kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind.types[0]  # the second is None
     match kind:
         case msgspec.inspect.LiteralType():

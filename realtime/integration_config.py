@@ -2,94 +2,137 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from msgspec import Meta, Struct
 
+_PORT = r"(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[^\s@/:\[\]]+)"
+HostPort = Annotated[
+    str, Meta(pattern=rf"\A{_HOST}:{_PORT}\Z", extra={"expected": "an address HOST:PORT; port 0 takes a free one"})
+]
+BrokerUrl = Annotated[
+    str,
+    Meta(
+        pattern=rf"\Amqtts?://(?:[^\s@/:]+@)?{_HOST}(?::{_PORT})?\Z",
+        extra={"expected": "mqtt://USER@HOST:PORT, or mqtts for TLS; user and port may be left out"},
+    ),
+]
+BROKER_PORTS = {"mqtt": 1_883, "mqtts": 8_883}
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+
+class BrokerAddress(NamedTuple):
+    host: str
+    port: int
+    tls: bool
+    username: str | None
+
+
+def parse_address(text: str) -> Address:
+    """Parse a ``HostPort``."""
+    host, _, port = text.rpartition(":")
+    return Address(host.strip("[]"), int(port))
+
+
+def parse_broker_url(url: str) -> BrokerAddress:
+    """Parse a ``BrokerUrl``."""
+    parts = urlsplit(url)
+    username = unquote(parts.username) if parts.username else None
+    return BrokerAddress(
+        parts.hostname or "", parts.port or BROKER_PORTS[parts.scheme], parts.scheme == "mqtts", username
+    )
+
 
 class SettingsSection(Struct, frozen=True, kw_only=True):
-    """A group of settings; each field says in its ``Meta`` what it is and how far it may go."""
+    """A group of settings. The ``Meta`` of each field has its description and its range."""
 
 
 class MqttSettings(SettingsSection, frozen=True):
-    host: Annotated[str | None, Meta(description="MQTT 5 broker to speak through; without it there is no MQTT.")] = None
-    port: Annotated[int, Meta(ge=1, le=65_535, description="The broker's port; usually 8883 with TLS.")] = 1_883
-    tls: Annotated[bool, Meta(description="Whether the broker is spoken to over TLS.")] = False
-    tls_ca: Annotated[str | None, Meta(description="File of authorities to trust; by default the system's.")] = None
-    tls_certificate: Annotated[str | None, Meta(description="File with our certificate, if the broker asks.")] = None
-    tls_key: Annotated[str | None, Meta(description="File with that certificate's private key.")] = None
-    username: Annotated[str | None, Meta(description="Who we are at the broker.")] = None
-    password: Annotated[str | None, Meta(description="And its password; best in the environment.")] = None
+    url: Annotated[BrokerUrl | None, Meta(description="MQTT 5 broker, `mqtts` for TLS; unset turns MQTT off.")] = None
+    tls_ca: Annotated[str | None, Meta(description="File of trusted CA certificates; by default the system's.")] = None
+    tls_certificate: Annotated[str | None, Meta(description="File with the client certificate chain.")] = None
+    tls_key: Annotated[str | None, Meta(description="File with the private key of the client certificate.")] = None
+    password: Annotated[
+        str | None, Meta(description="Password of the user in `mqtt.url`; best in the environment.")
+    ] = None
     topic_prefix: Annotated[
         str,
-        Meta(pattern=r"\A[^+#/$]+(/[^+#/]+)*\Z", max_length=256, description="What all topics begin with."),
+        Meta(pattern=r"\A[^+#/$]+(/[^+#/]+)*\Z", max_length=256, description="Prefix of all topics."),
     ] = "voice/v1"
     share_group: Annotated[
-        str, Meta(pattern=r"\A[^+#/]+\Z", max_length=64, description="Servers of one group share the work.")
+        str,
+        Meta(
+            pattern=r"\A[^+#/]+\Z",
+            max_length=64,
+            description="Group of servers that share the sessions.",
+        ),
     ] = "tts"
     server_name: Annotated[
         Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", max_length=32)] | None,
-        Meta(description="Our name there; by default the machine's."),
+        Meta(description="Name of this server in topics; by default the host name."),
     ] = None
     default_key_name: Annotated[
-        str | None, Meta(description="Name of the API key that sessions belong to; by default the first.")
+        str | None, Meta(description="Name of the API key of MQTT sessions; by default the first.")
     ] = None
-    calls_enabled: Annotated[
-        bool, Meta(description="Whether agents at the broker hear of that key's calls and speak into them.")
-    ] = False
-    lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of what is played.")] = 2_000
-    max_sessions: Annotated[int, Meta(ge=1, le=100_000, description="Open sessions and texts spoken at once.")] = 1_000
+    calls_enabled: Annotated[bool, Meta(description="Publish the calls of that key, and accept commands for them.")] = (
+        False
+    )
+    lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Audio sent ahead of playback, in ms.")] = 2_000
+    max_sessions: Annotated[int, Meta(ge=1, le=100_000, description="Maximum of sessions and texts.")] = 1_000
 
     # Constants.
-    # Seconds between pings; a silent broker counts as lost after twice as long.
+    # Seconds between pings; a silent broker counts as lost after twice this time.
     keepalive_s: ClassVar[int] = 15
-    # For every answer of the broker.
+    # Timeout of every response of the broker.
     response_timeout_s: ClassVar[float] = 5.0
     # Read and write all packets of a loop iteration at once (docs/experiments/mqtt.md).
     batch_io: ClassVar[bool] = True
-    # Pause before the first reconnect, doubled with every try up to the second value.
+    # Pause before the first reconnect, doubled with every attempt up to the maximum.
     retry_min_s: ClassVar[float] = 0.25
     retry_max_s: ClassVar[float] = 15.0
     max_sessions_per_client: ClassVar[int] = 64
     # Received messages that wait to be processed; more are dropped.
     max_queued_messages: ClassVar[int] = 10_000
-    # The same of one session; more end it.
+    # The same for one session; more end it.
     max_queued_per_session: ClassVar[int] = 1_000
 
 
 class WyomingSettings(SettingsSection, frozen=True):
-    enabled: Annotated[bool, Meta(description="Whether there is a port for Wyoming (Home Assistant).")] = False
-    port: Annotated[int, Meta(ge=0, le=65_535, description="That port; 0 takes a free one.")] = 10_200
-    host: Annotated[str, Meta(description="Address of that port, which has no keys: whoever reaches it may speak.")] = (
-        "127.0.0.1"
-    )
+    address: Annotated[
+        HostPort | None,
+        Meta(description="Address for Wyoming (Home Assistant), which has no authentication; unset turns it off."),
+    ] = None
     default_key_name: Annotated[
-        str | None, Meta(description="Name of the API key that its texts belong to; by default the first.")
+        str | None, Meta(description="Name of the API key of Wyoming requests; by default the first.")
     ] = None
 
     # Constants.
     # Open connections.
     max_connections: ClassVar[int] = 64
-    # Samples a second.
+    # Hz.
     sample_rate: ClassVar[int] = 24_000
 
 
 class XiaozhiSettings(SettingsSection, frozen=True):
-    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Bits a second of Opus.")] = 32_000
-    mqtt_enabled: Annotated[bool, Meta(description="Whether there are ports for devices that speak MQTT and UDP.")] = (
-        False
-    )
-    mqtt_udp_host: Annotated[str, Meta(description="Address of both ports.")] = "127.0.0.1"
-    mqtt_port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port for MQTT; 0 takes a free one.")] = 1_884
-    udp_port: Annotated[int, Meta(ge=0, le=65_535, description="UDP port for audio; 0 takes a free one.")] = 8_884
+    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Opus bitrate in bit/s.")] = 32_000
+    mqtt: Annotated[
+        HostPort | None, Meta(description="TCP address for devices that use MQTT and UDP; unset turns it off.")
+    ] = None
+    udp: Annotated[HostPort, Meta(description="UDP address for the audio of these devices.")] = "127.0.0.1:8884"
     udp_public_host: Annotated[
-        str | None, Meta(description="Where devices send their audio; by default the address they came to.")
+        str | None, Meta(description="Host to which devices send audio; by default that of their connection.")
     ] = None
 
     # Constants.
-    # Silence after which a device is told that the speech has ended.
+    # Silence after which a device is notified of the end of speech.
     end_of_speech_delay_ms: ClassVar[int] = 300
     # Devices on these ports.
     max_devices: ClassVar[int] = 1_000
-    # UDP packets taken from a device; more are dropped.
+    # UDP packets accepted from a device; more are dropped.
     max_packets_per_s: ClassVar[int] = 100

@@ -26,7 +26,7 @@ MAX_NAME_CHARS = 32
 
 
 class MqttBridge:
-    """``open`` keeps it running. Without ``mqtt.host`` it does nothing. The constructor raises ``ConfigError``."""
+    """Serve sessions through the broker at ``mqtt.url``, if there is one. The constructor raises ``ConfigError``."""
 
     def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
         settings = server.config.mqtt
@@ -37,7 +37,7 @@ class MqttBridge:
         self.handler: MqttConnectionHandler | None = None
         # Topics of events of sessions that were lost with the broker.
         self._farewells: list[str] = []
-        if settings.host is None:
+        if settings.url is None:
             return
         self._owner = resolve_owner(server, "mqtt.default_key_name", settings.default_key_name)
         self._broker = BrokerConnector(
@@ -49,7 +49,7 @@ class MqttBridge:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        if self._settings.host is None:
+        if self._settings.url is None:
             yield
             return
         running = asyncio.create_task(self._broker.run(self._serve), name="voicewire mqtt")

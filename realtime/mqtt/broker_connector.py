@@ -17,7 +17,7 @@ from paho.mqtt.properties import Properties
 
 from realtime.config import ConfigError
 from realtime.errors import RequestRefused
-from realtime.integration_config import MqttSettings
+from realtime.integration_config import MqttSettings, parse_broker_url
 from realtime.mqtt.batched_connection import BatchedMqttConnection
 from realtime.mqtt.connection import BrokerDisconnected, BrokerLimits, MqttConnection, Publication, reason
 
@@ -36,7 +36,7 @@ quiet.setLevel(logging.CRITICAL)  # it writes a line for every message that it d
 
 
 class BrokerConnector:
-    """``run`` keeps a connection. ``will`` is what the broker says when it loses us."""
+    """Keep a connection to a broker, which publishes ``will`` when the connection breaks."""
 
     def __init__(
         self,
@@ -46,7 +46,9 @@ class BrokerConnector:
         will: Publication | None = None,
         max_message_bytes: int = 262_144,
     ) -> None:
+        assert settings.url is not None
         self._settings, self._identifier = settings, identifier
+        self._address = parse_broker_url(settings.url)
         self._will = will
         self._max_bytes = HARD_LIMIT * max_message_bytes
         self._tls = tls_context(settings)
@@ -58,7 +60,7 @@ class BrokerConnector:
             began_s = now_s()
             try:
                 async with self.connected() as line:
-                    log.info("connected to the broker", extra={"host": self._settings.host})
+                    log.info("connected to the broker", extra={"host": self._address.host})
                     await serve(line)
             except (BrokerDisconnected, RequestRefused) as error:
                 if now_s() - began_s >= STABLE_AFTER_S:
@@ -103,13 +105,13 @@ class BrokerConnector:
         return MqttConnection(client, settings.response_timeout_s, capacity)
 
     def _client(self) -> aiomqtt.Client:
-        settings = self._settings
+        settings, address = self._settings, self._address
         properties = Properties(PacketTypes.CONNECT)
         properties.MaximumPacketSize = self._max_bytes
         client = aiomqtt.Client(
-            settings.host or "",
-            settings.port,
-            username=settings.username,
+            address.host,
+            address.port,
+            username=address.username,
             password=settings.password,
             identifier=self._identifier,
             protocol=aiomqtt.ProtocolVersion.V5,
@@ -140,7 +142,7 @@ class AutoClosingSslSocket(ssl.SSLSocket):
 
 def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     """Raises ``ConfigError``."""
-    if not settings.tls:
+    if settings.url is None or not parse_broker_url(settings.url).tls:
         return None
     try:
         context = ssl.create_default_context(cafile=settings.tls_ca)

@@ -14,7 +14,7 @@ import msgspec
 
 from realtime.config import environment_name
 from realtime.errors import RequestRefused
-from realtime.integration_config import MqttSettings
+from realtime.integration_config import BROKER_PORTS, MqttSettings
 from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import IncomingMessage, MqttConnection, Publication
 from realtime.protocol.mqtt import messages
@@ -22,7 +22,6 @@ from realtime.protocol.mqtt.messages import AudioHeader, parse_header
 from realtime.protocol.mqtt.topics import Topics
 
 OPEN_EXPIRY_S = 5
-PORTS = {"mqtt": 1_883, "mqtts": 8_883}
 
 
 class MqttSessionRejected(OSError):
@@ -65,23 +64,22 @@ class MqttClientSession:
 
 
 def settings_of(url: str) -> MqttSettings:
-    """``mqtt://USER:PASSWORD@HOST:PORT/ROOT``, or ``mqtts``; user and password may stand in the environment instead.
+    """Parse ``mqtt://USER:PASSWORD@HOST:PORT/TOPIC_PREFIX``, or ``mqtts``; the environment may hold the password.
 
     Raises ``OSError``; its message does not show the URL.
     """
     try:
         parts = urlsplit(url)
-        port = parts.port or PORTS[parts.scheme]
+        port = parts.port or BROKER_PORTS[parts.scheme]
     except (KeyError, ValueError):
         wanted = "mqtt://HOST:PORT or mqtts://HOST:PORT, with USER:PASSWORD@ before the host if needed"
         raise OSError(f"the broker's address must be {wanted}") from None
     if not parts.hostname:
         raise OSError("the broker's address names no host")
+    user = f"{parts.username}@" if parts.username else ""
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return MqttSettings(
-        host=parts.hostname,
-        port=port,
-        tls=parts.scheme == "mqtts",
-        username=unquote(parts.username) if parts.username else os.environ.get(environment_name("mqtt.username")),
+        url=f"{parts.scheme}://{user}{host}:{port}",
         password=unquote(parts.password) if parts.password else os.environ.get(environment_name("mqtt.password")),
         topic_prefix=parts.path.strip("/") or MqttSettings().topic_prefix,
     )

@@ -13,7 +13,7 @@ from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
-from realtime.config import ConfigError
+from realtime.config import gateway_address
 from realtime.protocol.telephony.audiosocket import HEADER, AudioSocketDialect
 from realtime.server import SpeechServer
 from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
@@ -76,32 +76,29 @@ class AudioSocketTransport(MessageTransport):
 
 
 class AudioSocketServer:
-    """Raises ``ConfigError``."""
+    """Listen at ``calls.audiosocket``, if it is set. The constructor raises ``ConfigError``."""
 
     def __init__(self, server: SpeechServer, switchboard: CallRegistry, owner: Principal) -> None:
-        calls = server.config.calls
-        if calls.audiosocket_enabled and not calls.audiosocket_port and server.config.listen.gateways > 1:
-            raise ConfigError("calls.audiosocket_port = 0: several gateways share one port, which has to be named")
+        self._address = gateway_address(server.config, "calls.audiosocket", server.config.calls.audiosocket)
         self._server, self._switchboard, self._owner = server, switchboard, owner
         # While it is open.
         self.port: int | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Does nothing without ``calls.audiosocket_enabled``. Raises ``OSError``."""
-        calls = self._server.config.calls
-        if not calls.audiosocket_enabled:
+        """Listen while the context is open. Raises ``OSError``."""
+        if self._address is None:
             yield
             return
         listen = self._server.config.listen
-        place = structs.replace(listen, host=calls.audiosocket_host, port=calls.audiosocket_port)
+        place = structs.replace(listen, host=self._address.host, port=self._address.port)
         sockets = listening_sockets(place, share_port=listen.gateways > 1)
         async with AsyncExitStack() as listeners:
             for one in sockets:
                 listener = await asyncio.start_server(self._serve, sock=one, backlog=listen.backlog)
                 listeners.callback(listener.close)
             self.port = sockets[0].getsockname()[1]
-            log.info("listening for AudioSocket", extra={"host": calls.audiosocket_host, "port": self.port})
+            log.info("listening for AudioSocket", extra={"host": self._address.host, "port": self.port})
             warn_if_public_without_auth("AudioSocket", sockets)
             yield
 

@@ -100,9 +100,3 @@ def resolve_owner(server: SpeechServer, setting: str, name: str | None) -> Princ
     if owner is None:
         raise ConfigError(f"{setting} = {name!r}: no API key has this name")
     return owner
-
-
-def check_port_for_gateways(server: SpeechServer, setting: str, port: int) -> None:
-    """Raises ``ConfigError``."""
-    if not port and server.config.listen.gateways > 1:
-        raise ConfigError(f"{setting} = 0: several gateways share one port, which has to be named")

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from engine.api import SpeechError
+from realtime.config import gateway_address
 from realtime.dialect_connection import DialectConnection
 from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import DialectRoute
@@ -17,7 +18,6 @@ from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_
 from realtime.server import SpeechServer
 from realtime.speech_api.options import CODES
 from realtime.transports.tcp_server import (
-    check_port_for_gateways,
     close_writer,
     create_stream_transport,
     resolve_owner,
@@ -32,24 +32,24 @@ WIRE = DialectRoute("wyoming", WyomingDialect, serial=True)
 
 
 class WyomingServer:
-    """The constructor raises ``ConfigError``."""
+    """Listen at ``wyoming.address``, if it is set. The constructor raises ``ConfigError``."""
 
     def __init__(self, server: SpeechServer) -> None:
         self._server, self._settings = server, server.config.wyoming
         self._num_connections = 0
         # While it is open.
         self.port: int | None = None
-        if self._settings.enabled:
+        self._address = gateway_address(server.config, "wyoming.address", self._settings.address)
+        if self._address is not None:
             self._owner = resolve_owner(server, "wyoming.default_key_name", self._settings.default_key_name)
-            check_port_for_gateways(server, "wyoming.port", self._settings.port)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Does nothing without ``wyoming.enabled``. Raises ``OSError``."""
-        if not self._settings.enabled:
+        """Listen while the context is open. Raises ``OSError``."""
+        if self._address is None:
             yield
             return
-        async with run_server(self._server, "Wyoming", self._settings.host, self._settings.port, self._serve) as port:
+        async with run_server(self._server, "Wyoming", *self._address, self._serve) as port:
             self.port = port
             yield
 

@@ -18,6 +18,7 @@ from realtime.auth import NO_KEYS, Principal
 from realtime.browser_tokens import TokenScope
 from realtime.config import ConfigError
 from realtime.errors import RemoteProtocolError, RequestRefused
+from realtime.integration_config import parse_address
 from realtime.protocol import mqtt311 as mqtt
 from realtime.protocol.telephony.xiaozhi import XiaozhiDialect
 from realtime.transports.tcp_server import TcpStreamTransport, close_writer, create_stream_transport, run_server
@@ -33,7 +34,7 @@ MAX_KEEP_ALIVE_S = 1_200
 
 
 class XiaozhiMqttServer:
-    """Both ports. The constructor raises ``ConfigError``."""
+    """Listen at ``xiaozhi.mqtt`` and ``xiaozhi.udp``, if the first is set. The constructor raises ``ConfigError``."""
 
     def __init__(self, devices: XiaozhiService) -> None:
         self._devices, self._server = devices, devices.server
@@ -44,10 +45,8 @@ class XiaozhiMqttServer:
         self._num_devices = 0
         # While it is open.
         self.port: int | None = None
-        if self._settings.mqtt_enabled and self._server.config.listen.gateways > 1:
-            raise ConfigError(
-                "xiaozhi.mqtt_enabled needs listen.gateways = 1: both lines of a device end in one process"
-            )
+        if self._settings.mqtt is not None and self._server.config.listen.gateways > 1:
+            raise ConfigError("xiaozhi.mqtt needs listen.gateways = 1: both connections of a device are in one process")
 
     @property
     def udp_port(self) -> int:
@@ -55,20 +54,18 @@ class XiaozhiMqttServer:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Does nothing without ``xiaozhi.mqtt_enabled``. Raises ``OSError``."""
-        if not self._settings.mqtt_enabled:
+        """Listen while the context is open. Raises ``OSError``."""
+        if self._settings.mqtt is None:
             yield
             return
-        host, tls = self._settings.mqtt_udp_host, self._tls()
         async with (
-            self._udp.open(host, self._settings.udp_port),
+            self._udp.open(*parse_address(self._settings.udp)),
             run_server(
                 self._server,
                 "xiaozhi",
-                host,
-                self._settings.mqtt_port,
+                *parse_address(self._settings.mqtt),
                 self._serve,
-                tls,
+                self._tls(),
                 asks_for_keys=True,
                 num_unknown=lambda: len(self._serving) - self._num_devices,
             ) as port,

@@ -390,7 +390,7 @@ async def test_speech_token_opens_no_call_and_calls_token_only_calls() -> None:
 
 
 async def test_lines_for_devices_by_mqtt_need_the_calls_scope() -> None:
-    flags = {"xiaozhi__mqtt_enabled": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0}
+    flags = {"xiaozhi__mqtt": "127.0.0.1:0", "xiaozhi__udp": "127.0.0.1:0"}
     async with live_server(auth__api_keys=f"agent:{KEY}", **flags) as live, live.http() as http:
         for scope, code in (("speech", mqtt.WRONG_KEY), ("calls", mqtt.ACCEPTED)):
             answer = await http.post("/v1/tokens", json={"scopes": [scope]}, headers={"X-API-Key": KEY})

@@ -94,13 +94,10 @@ SHOWN = {"Authorization": f"Bearer {KEY}", "xi-api-key": KEY}
 FLAGS = {
     "auth__api_keys": f"agent:{KEY}",
     "calls__barge_in": False,
-    "calls__audiosocket_enabled": True,
-    "calls__audiosocket_port": 0,
-    "wyoming__enabled": True,
-    "wyoming__port": 0,
-    "xiaozhi__mqtt_enabled": True,
-    "xiaozhi__mqtt_port": 0,
-    "xiaozhi__udp_port": 0,
+    "calls__audiosocket": "127.0.0.1:0",
+    "wyoming__address": "127.0.0.1:0",
+    "xiaozhi__mqtt": "127.0.0.1:0",
+    "xiaozhi__udp": "127.0.0.1:0",
 }
 Message = str | bytes
 

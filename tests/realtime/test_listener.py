@@ -182,7 +182,7 @@ async def test_request_in_small_chunks_is_cut(path: bytes, at_once: bool, caplog
             assert (await http.get("/healthz")).status_code == 200
 
 
-DEVICES = {"xiaozhi__mqtt_enabled": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0}
+DEVICES = {"xiaozhi__mqtt": "127.0.0.1:0", "xiaozhi__udp": "127.0.0.1:0"}
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from websockets.asyncio.client import ClientConnection
 from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize
 
+from realtime.integration_config import parse_broker_url
 from realtime.protocol import events as ev
 from realtime.protocol.telephony.audiosocket import frame
 from tests.realtime.calls import twilio_simulator
@@ -132,7 +133,7 @@ async def visit_wyoming(live: LiveServer, ending: Ending, text: str) -> None:
 
 async def visit_broker(live: LiveServer, ending: Ending, text: str) -> None:
     assert ending == "spoken", "a client's connection ends at the broker"
-    async with client(live.speech.config.mqtt) as agent:
+    async with client(parse_broker_url(live.speech.config.mqtt.url)) as agent:
         session = await agent.open(lead_ms=0)
         await session.say({"t": "text", "d": text}, {"t": "end"}, {"t": "close"})
         assert (await session.told("closed"))["reason"] == "close"
@@ -151,7 +152,7 @@ WIRES: tuple[Peer, ...] = (
     Peer(
         "wyoming",
         visit_wyoming,
-        settings={"wyoming__enabled": True, "wyoming__port": 0, "wyoming__default_key_name": "agent"},
+        settings={"wyoming__address": "127.0.0.1:0", "wyoming__default_key_name": "agent"},
     ),
 )
 WIRES += (Peer("broker", visit_broker, ("spoken",), needs_broker=True),)
@@ -233,8 +234,7 @@ CALLS = {
     "calls__public_url": PUBLIC,
     "calls__default_key_name": "agent",
     "calls__barge_in": False,
-    "calls__audiosocket_enabled": True,
-    "calls__audiosocket_port": 0,
+    "calls__audiosocket": "127.0.0.1:0",
     "xiaozhi__end_of_speech_delay_ms": 100,
 }
 LINE_VISITS = {

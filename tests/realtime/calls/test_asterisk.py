@@ -51,7 +51,7 @@ def audiosocket_port() -> int:
 @pytest.fixture(scope="module")
 def server(audiosocket_port: int) -> Iterator[ServerProcess]:
     """With the embedded voice."""
-    settings = {"audiosocket": "true", "audiosocket_port": audiosocket_port, "lead_ms": LEAD_MS}
+    settings = {"audiosocket": f"127.0.0.1:{audiosocket_port}", "lead_ms": LEAD_MS}
     flags = [part for name, value in settings.items() for part in ("--set", f"calls.{name}={value}")]
     command = [sys.executable, "-m", "realtime.cli", "serve", "--set", "listen.port=0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

@@ -25,7 +25,7 @@ FRAMES_A_SECOND = 50
 
 @pytest.fixture
 async def live() -> AsyncIterator[LiveServer]:
-    async with live_server(calls__audiosocket_enabled=True, calls__audiosocket_port=0) as server:
+    async with live_server(calls__audiosocket="127.0.0.1:0") as server:
         yield server
         await server.freed()
 
@@ -101,9 +101,7 @@ async def test_the_agent_hangs_up(live: LiveServer) -> None:
 
 
 async def test_a_full_server_takes_no_line() -> None:
-    async with live_server(
-        calls__audiosocket_enabled=True, calls__audiosocket_port=0, limits__max_connections=1
-    ) as live:
+    async with live_server(calls__audiosocket="127.0.0.1:0", limits__max_connections=1) as live:
         async with dial(live, "/v1/calls"), line(live) as (reader, _):
             assert await reader.read(100) == b""
         await live.freed()
@@ -115,7 +113,7 @@ async def test_without_a_setting_there_is_no_port() -> None:
 
 
 async def test_audiosocket_peer_that_never_reads_is_cut_at_hangup() -> None:
-    flags = {"calls__audiosocket_enabled": True, "calls__audiosocket_port": 0, "listen__close_timeout_s": 0.2}
+    flags = {"calls__audiosocket": "127.0.0.1:0", "listen__close_timeout_s": 0.2}
     async with live_server(**flags, limits__reader_timeout_s=0.3) as live:
         async with dial(live, "/v1/calls") as agent, line(live) as (_, writer):
             writer.transport.pause_reading()
@@ -130,6 +128,6 @@ async def test_audiosocket_peer_that_never_reads_is_cut_at_hangup() -> None:
 
 
 def test_several_gateways_share_a_port_that_is_named() -> None:
-    flags = {"calls.audiosocket_enabled": True, "calls.audiosocket_port": 0, "listen.gateways": 2}
-    with pytest.raises(ConfigError, match=r"calls\.audiosocket_port = 0"):
+    flags = {"calls.audiosocket": "127.0.0.1:0", "listen.gateways": 2}
+    with pytest.raises(ConfigError, match=r"calls\.audiosocket = 127.0.0.1:0"):
         create_app(load_config(flags=flags), FakeSpeechEngine())

@@ -37,7 +37,7 @@ from tests.realtime.mqtt.mosquitto import running
 from tests.realtime.mqtt.mqtt_client import bridged
 
 TEXT = "Hello there, how are you today?"
-PORT = {"wyoming__enabled": True, "wyoming__port": 0}
+PORT = {"wyoming__address": "127.0.0.1:0"}
 
 
 @pytest.fixture
@@ -157,24 +157,19 @@ async def test_without_the_setting_there_is_no_port() -> None:
     ("settings", "message"),
     [
         ({"wyoming.default_key_name": "nobody"}, "wyoming.default_key_name = 'nobody'"),
-        ({"wyoming.port": 0, "listen.gateways": 2}, "wyoming.port = 0"),
+        ({"wyoming.address": "127.0.0.1:0", "listen.gateways": 2}, "wyoming.address = 127.0.0.1:0"),
     ],
 )
 def test_settings_that_cannot_be_are_named(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        create_app(load_config(flags={"wyoming.enabled": True, **settings}), FakeSpeechEngine())
+        create_app(load_config(flags={"wyoming.address": "127.0.0.1:10200", **settings}), FakeSpeechEngine())
 
 
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)])
 async def test_public_port_without_keys_logs_warning(host: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
-    ports = {
-        "wyoming__enabled": True,
-        "wyoming__port": 0,
-        "calls__audiosocket_enabled": True,
-        "calls__audiosocket_port": 0,
-    }
+    addresses = {"wyoming__address": f"{host}:0", "calls__audiosocket": f"{host}:0"}
     with caplog.at_level("WARNING"):
-        async with live_server(**ports, wyoming__host=host, calls__audiosocket_host=host):
+        async with live_server(**addresses):
             pass
     told = {record.getMessage() for record in caplog.records if "without authentication" in record.getMessage()}
     assert {message.split()[0] for message in told} == ({"Wyoming", "AudioSocket"} if warns else set())
@@ -205,7 +200,7 @@ async def test_an_agent_at_a_broker(tmp_path: Path) -> None:
 
 
 async def test_a_text_by_wyoming(tmp_path: Path) -> None:
-    async with live_server(wyoming__enabled=True, wyoming__port=0) as live:
+    async with live_server(**PORT) as live:
         port = live.uvicorn.config.app.state.wyoming.port
         await run("wyoming_say.py", "127.0.0.1", str(port), "Hello there, how are you?", str(tmp_path / "x.wav"))
     assert 0.5 < seconds_in(tmp_path / "x.wav") < 3

@@ -24,7 +24,7 @@ from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 
 Json = dict[str, Any]
 HELLO = {"type": "hello", "version": 3, "transport": "udp", "audio_params": {"format": "opus", "frame_duration": 60}}
-PORTS = {"xiaozhi__mqtt_enabled": True, "xiaozhi__mqtt_port": 0, "xiaozhi__udp_port": 0, "calls__barge_in": False}
+PORTS = {"xiaozhi__mqtt": "127.0.0.1:0", "xiaozhi__udp": "127.0.0.1:0", "calls__barge_in": False}
 TEXT = "Hello there, how are you today?"
 KEY = "a-key-of-enough-characters"
 
@@ -248,8 +248,8 @@ async def test_a_server_that_ends_with_devices_on_it() -> None:
 
 
 def test_settings_that_cannot_be_are_named() -> None:
-    config = load_config(flags={"xiaozhi.mqtt_enabled": True, "listen.gateways": 2})
-    with pytest.raises(ConfigError, match=r"xiaozhi\.mqtt_enabled needs listen\.gateways = 1"):
+    config = load_config(flags={"xiaozhi.mqtt": "127.0.0.1:1884", "listen.gateways": 2})
+    with pytest.raises(ConfigError, match=r"xiaozhi\.mqtt needs listen\.gateways = 1"):
         create_app(config, FakeSpeechEngine())
 
 

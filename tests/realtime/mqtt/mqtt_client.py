@@ -28,7 +28,7 @@ names = (f"client-{number}" for number in itertools.count())
 
 def mqtt_settings(port: int, **constants: object) -> MqttSettings:
     """Settings of a broker on this machine, with other constants."""
-    settings = replace_constants(MqttSettings(host="127.0.0.1", port=port), constants)
+    settings = replace_constants(MqttSettings(url=f"mqtt://127.0.0.1:{port}"), constants)
     assert isinstance(settings, MqttSettings)
     return settings
 
@@ -145,7 +145,7 @@ async def bridged(
     broker: Mosquitto, engine: FakeSpeechEngine | None = None, **flags: object
 ) -> AsyncIterator[LiveServer]:
     """A server that the broker knows; when it ends nothing may be left."""
-    settings = {"mqtt__host": "127.0.0.1", "mqtt__port": broker.port, "mqtt__retry_min_s": 0.05} | flags
+    settings = {"mqtt__url": f"mqtt://127.0.0.1:{broker.port}", "mqtt__retry_min_s": 0.05} | flags
     async with live_server(engine, **settings) as live:
         await ready(live)
         yield live

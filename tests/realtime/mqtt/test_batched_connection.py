@@ -248,7 +248,7 @@ async def test_nonsense_of_a_broker_ends_the_line(liar: tuple[socket.socket, int
     server, port = liar
     connected = asyncio.Event()
     speaking = asyncio.create_task(speak(server, GREETING, connected, nonsense))
-    async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port), "x").connected() as line:
+    async with BrokerConnector(MqttSettings(url=f"mqtt://127.0.0.1:{port}"), "x").connected() as line:
         connected.set()
         with pytest.raises(BrokerDisconnected):
             await next_of(line.messages(), 1)
@@ -260,7 +260,7 @@ async def test_a_broker_that_breaks_off_with_its_first_words(liar: tuple[socket.
     at_once = GREETING + b"\x30\xff\xff\xff\xff\x7f"
     speaking = asyncio.create_task(speak(server, at_once, asyncio.Event(), b""))
     with pytest.raises(BrokerDisconnected):
-        async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port), "x").connected():
+        async with BrokerConnector(MqttSettings(url=f"mqtt://127.0.0.1:{port}"), "x").connected():
             pass
     speaking.cancel()
     await asyncio.wait([speaking])

@@ -124,8 +124,7 @@ async def test_a_broker_that_takes_connections_and_says_nothing() -> None:
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     settings = {
-        "mqtt__host": "127.0.0.1",
-        "mqtt__port": port,
+        "mqtt__url": f"mqtt://127.0.0.1:{port}",
         "mqtt__response_timeout_s": 0.2,
         "mqtt__retry_min_s": 0.05,
     }
@@ -137,7 +136,7 @@ async def test_a_broker_that_takes_connections_and_says_nothing() -> None:
 
 async def test_a_server_starts_and_stops_without_its_broker(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "voicewire.mqtt")
-    async with live_server(mqtt__host="127.0.0.1", mqtt__port=free_port(), mqtt__retry_min_s=0.01) as live:
+    async with live_server(mqtt__url=f"mqtt://127.0.0.1:{free_port()}", mqtt__retry_min_s=0.01) as live:
         async with live.http() as http:
             assert (await http.get("/readyz")).status_code == 200
         await until(lambda: len(caplog.records) >= 3)
@@ -147,14 +146,13 @@ async def test_a_server_starts_and_stops_without_its_broker(caplog: pytest.LogCa
 
 async def test_passwords_and_what_is_forbidden(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = ("allow_anonymous false", *strict(tmp_path))
-    secret = {"mqtt__username": "speech", "mqtt__password": "speech-secret"}
     with running(tmp_path, *files) as broker:
-        at_broker = {"mqtt__host": "127.0.0.1", "mqtt__port": broker.port, "mqtt__retry_min_s": 0.05}
-        async with live_server(**at_broker, mqtt__password="wrong-secret", mqtt__username="speech"):
+        at_broker = {"mqtt__url": f"mqtt://speech@127.0.0.1:{broker.port}", "mqtt__retry_min_s": 0.05}
+        async with live_server(**at_broker, mqtt__password="wrong-secret"):
             await until(lambda: "broker unavailable" in caplog.text)
         assert "ot authorized" in caplog.text
         assert "secret" not in caplog.text
-        async with bridged(broker, **secret):
+        async with bridged(broker, **at_broker, mqtt__password="speech-secret"):
             mine = {"username": "agent", "password": "agent-secret"}
             async with client(broker, "agent", **mine) as agent, client(broker, "thief", **mine) as thief:
                 session = await agent.open()
@@ -231,7 +229,7 @@ async def test_a_broker_that_refuses_a_subscription(caplog: pytest.LogCaptureFix
 
     server = await asyncio.start_server(strict_broker, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with live_server(mqtt__host="127.0.0.1", mqtt__port=port, mqtt__retry_min_s=0.01):
+    async with live_server(mqtt__url=f"mqtt://127.0.0.1:{port}", mqtt__retry_min_s=0.01):
         await until(lambda: caplog.text.count("the broker refuses the subscription to voice/v1/c/+/gone") >= 2)
     server.close()
 
@@ -241,19 +239,19 @@ async def test_tls(tmp_path: Path) -> None:
     port = free_port()
     tls = (f"listener {port} 127.0.0.1", f"certfile {certificate}", f"keyfile {key}")
     with running(tmp_path, *tls) as broker:
-        settings = {"mqtt__port": port, "mqtt__tls": True, "mqtt__tls_ca": str(certificate)}
+        settings = {"mqtt__url": f"mqtts://127.0.0.1:{port}", "mqtt__tls_ca": str(certificate)}
         async with bridged(broker, **settings), client(broker) as agent:
             session = await agent.open()
             await session.say({"t": "ping"})
             await session.told("pong")
         with pytest.raises(BrokerDisconnected, match="certificate verify failed"):
-            async with BrokerConnector(MqttSettings(host="127.0.0.1", port=port, tls=True), "stranger").connected():
+            async with BrokerConnector(MqttSettings(url=f"mqtts://127.0.0.1:{port}"), "stranger").connected():
                 pass
 
 
 def test_files_that_are_not_there_are_named() -> None:
     with pytest.raises(ConfigError, match=r"mqtt\.tls_ca = nowhere\.pem"):
-        BrokerConnector(MqttSettings(host="127.0.0.1", tls=True, tls_ca="nowhere.pem"), "x")
+        BrokerConnector(MqttSettings(url="mqtts://127.0.0.1", tls_ca="nowhere.pem"), "x")
 
 
 async def test_nobody_answers_a_client(tmp_path: Path) -> None:

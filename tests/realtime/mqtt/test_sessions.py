@@ -345,7 +345,7 @@ def test_say_names_a_wrong_address(url: str, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_unknown_owner_is_named() -> None:
-    config = load_config(flags={"mqtt.host": "127.0.0.1", "mqtt.default_key_name": "nobody"})
+    config = load_config(flags={"mqtt.url": "mqtt://127.0.0.1", "mqtt.default_key_name": "nobody"})
     with pytest.raises(ConfigError, match=r"mqtt\.default_key_name = 'nobody'"):
         create_app(config, FakeSpeechEngine())
 
