@@ -53,7 +53,7 @@ Limit = Annotated[int, Meta(ge=0)]
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ``[[keys]]`` of a keys file: the key itself, or the SHA-256 of it in hexadecimal."""
+    """A ``[[keys]]`` entry of a keys file: the key, or its SHA-256 in hexadecimal."""
 
     name: Annotated[str, Meta(min_length=1)]
     key: str | None = None
@@ -86,7 +86,7 @@ class Principal:
         return self.scopes is not None
 
     def has_scope(self, scope: TokenScope | None) -> bool:
-        """No token has the scope ``None``."""
+        """Return whether the token has the scope; none has ``None``."""
         return self.scopes is None or scope in self.scopes
 
 
@@ -179,7 +179,7 @@ class Authenticator:
 
 
 def load_authenticator(settings: AuthSettings) -> Authenticator:
-    """Raises ``ConfigError``; its message names the entry and never the key."""
+    """Load the API keys; raises ``ConfigError``, whose message names the entry and never the key."""
     keys = [*_from_file(settings.keys_file), *_from_text(settings.api_keys)]
     given = settings.keys_file is not None or settings.api_keys is not None
     if given and not keys:
@@ -245,7 +245,7 @@ def _require_scope(caller: Principal, scope: TokenScope | None) -> Principal:
 
 
 def _presented_keys(request: HTTPConnection) -> Iterator[str]:
-    """Every key that a request shows, wherever any client puts it."""
+    """Yield every key in a request: headers, query and sub-protocols."""
     yield from _authorization_keys(request.headers.get("authorization", ""))
     yield from (request.headers.get(name, "") for name in KEY_HEADERS)
     yield from _subprotocol_keys(request.scope.get("subprotocols", ()))

@@ -20,14 +20,14 @@ class SessionRejected(OSError):
 
 
 class NativeClient:
-    """One session. ``send`` events and iterate over the server's; the iteration ends when the connection closes."""
+    """A client session. ``send`` events and iterate over those of the server until the connection closes."""
 
     def __init__(self, socket: ClientConnection, created: SessionCreated) -> None:
         self.created = created
         self._socket = socket
 
     async def send(self, event: ClientEvent) -> None:
-        """Raises ``ConnectionError`` when the line is closed."""
+        """Send an event; raises ``ConnectionError`` if the connection is closed."""
         await self.send_raw(serialize(event))
 
     async def send_raw(self, message: str | bytes) -> None:

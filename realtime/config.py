@@ -1,4 +1,4 @@
-"""Every setting of the server, with its default and its range: a TOML file, then the environment, then flags.
+"""The settings of the server with defaults and ranges, from a TOML file, the environment and flags.
 
 A setting ``limits.max_connections`` is ``max_connections`` under ``[limits]`` in the file, the variable
 ``VOICEWIRE_LIMITS_MAX_CONNECTIONS``, and the flag ``--set limits.max_connections=N``.
@@ -366,7 +366,7 @@ REPLACED = {
 
 
 class RawSetting(NamedTuple):
-    """One setting as it came."""
+    """A setting as it was given."""
 
     name: str
     value: object

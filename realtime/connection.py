@@ -1,4 +1,4 @@
-"""One connection, whatever carries it: a reader and a writer over a message transport, and one reason to close."""
+"""A connection over any transport: a reader, a writer, and one reason to close."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Connection(ABC):
     # What subclasses define
 
     async def _start(self) -> None:
-        """Called before the first message is read."""
+        """Run before the first message is read."""
         return
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Connection(ABC):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether a close need not wait for any event."""
+        """True if a close need not wait for any event."""
         return True
 
     def _stop(self) -> None:
@@ -128,7 +128,7 @@ class Connection(ABC):
                 await self._receive(message)
 
     def _check_size(self, message: model.Message) -> None:
-        """Raises ``RemoteProtocolError``."""
+        """Check the size of a message; raises ``RemoteProtocolError``."""
         check_size(message, self._limits.max_message_bytes)
 
     def _send(self, *messages: model.Message) -> None:

@@ -44,7 +44,7 @@ TextIntent = model.AppendText | model.FlushContext | model.EndContext
 
 @dataclass(slots=True, eq=False)
 class ContextState:
-    """One context: a text that is spoken as one signal, as a response from its first text on."""
+    """A context: text spoken as one audio stream, as a response from its first text on."""
 
     context_id: str
     settings: SpeechSettings
@@ -93,7 +93,7 @@ class Conversation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no event follows without another command."""
+        """True if no event follows without another command."""
         return not self._speaking and not self._events
 
     def handle(self, command: ConversationCommand) -> list[model.DialectEvent]:

@@ -116,7 +116,7 @@ class GatewaySupervisor:
         self._stopping = asyncio.Event()
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Raises ``ChildProcessError`` when a gateway does not come up in the beginning."""
+        """Run the gateways until a signal; raises ``ChildProcessError`` if one does not start."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._stop, number)

@@ -17,7 +17,7 @@ class ChunkLimitedConnection(h11.Connection):
     _num_bytes = _num_pieces = 0
 
     def next_event(self) -> Any:
-        """Raises ``h11.RemoteProtocolError``."""
+        """Return the next event; raises ``h11.RemoteProtocolError``."""
         event = super().next_event()
         if isinstance(event, h11.Data):
             self._num_bytes += len(event.data)

@@ -153,7 +153,7 @@ class ServerMetrics:
         self._gauges["resident_memory_bytes"].set(resident_bytes(os.getppid() if self._is_gateway else os.getpid()))
 
     def exposition(self) -> bytes:
-        """All of it, of all gateways, in Prometheus' text format."""
+        """Return the metrics of all gateways in the text format of Prometheus."""
         self.sample()
         self._read_memory()
         engine = CollectorRegistry()

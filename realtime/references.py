@@ -74,7 +74,7 @@ class FetchTarget(NamedTuple):
 
 
 def parse_url(url: str, allow_http: bool = False) -> FetchTarget:
-    """Raises ``InvalidRequest`` for whatever is not plain."""
+    """Parse the URL of a recording; raises ``InvalidRequest``."""
     if len(url) > MAX_URL_CHARS:
         raise refuse_address(f"the URL has {len(url)} characters, at most {MAX_URL_CHARS} are allowed")
     if not PLAIN_URL.fullmatch(url):
@@ -127,7 +127,7 @@ def _within(address: Address, network: Network) -> bool:
 
 
 def _check_host(host: str, netloc: str) -> None:
-    """Raises ``InvalidRequest`` unless it is a name, or an address in its one canonical form."""
+    """Check that a host is a name or a canonical address; raises ``InvalidRequest``."""
     if "[" in netloc or ":" in host:
         valid = _is_canonical(host, ipaddress.IPv6Address) and netloc.startswith("[")
     elif NUMERIC_HOST.fullmatch(host.rstrip(".").rpartition(".")[2]):
@@ -151,7 +151,7 @@ CHARS_PER_PIECE = 65_536
 
 
 def decode_data_uri(uri: str, max_bytes: int) -> bytes:
-    """Raises ``InvalidRequest``."""
+    """Decode a data URI; raises ``InvalidRequest``."""
     head, comma, text = uri.removeprefix(PREFIX).partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise refuse_address("a data URI must be of the form data:audio/...;base64,...")
@@ -201,7 +201,7 @@ class SystemResolver:
         self._threads = ThreadPoolExecutor(MAX_DNS_LOOKUPS, thread_name_prefix="resolver")
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        """Raises ``OSError``."""
+        """Resolve a host to addresses; raises ``OSError``."""
         look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         return [str(address[0]) for *_, address in found]
@@ -231,7 +231,7 @@ class Fetcher:
     tls: ssl.SSLContext = field(default_factory=trusted_by_the_system)
 
     async def fetch(self, url: str) -> bytes:
-        """Raises ``InvalidRequest``."""
+        """Fetch a recording; raises ``InvalidRequest``."""
         try:
             async with asyncio.timeout(self.rules.timeout_s):
                 return await self._follow(url)

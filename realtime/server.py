@@ -137,14 +137,14 @@ class SpeechServer:
         return self.registry.create(caller.name, self.settings, caller.max_active_responses, group)
 
     def check_not_draining(self) -> None:
-        """Raise ``RequestRefused`` while the server drains."""
+        """Check that the server accepts work; raises ``RequestRefused`` while it drains."""
         if self.draining:
             raise RequestRefused(
                 "draining", "the server is about to stop", retry_after_ms=self.config.limits.retry_after_ms
             )
 
     def check_connection_limits(self, caller: Principal) -> None:
-        """Raise ``RequestRefused`` if one more connection of this key would exceed a limit."""
+        """Check that the key may open one more connection; raises ``RequestRefused``."""
         self.check_not_draining()
         limits = self.config.limits
         self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
@@ -157,7 +157,7 @@ class SpeechServer:
             raise RequestRefused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
 
     def check_response_limits(self, caller: Principal) -> None:
-        """Raise ``LimitExceeded`` if one more response of this key would exceed a limit."""
+        """Check that the key may begin one more response; raises ``LimitExceeded``."""
         self.registry.check_capacity(caller.name, caller.max_active_responses)
 
     @contextmanager

@@ -34,7 +34,7 @@ class ConcurrencyLimit:
 
     @contextmanager
     def acquire(self) -> Iterator[None]:
-        """Raises ``RequestRefused`` when it is full."""
+        """Hold a place; raises ``RequestRefused`` if all are in use."""
         if self.tally.total(self.counted) >= self.max_inside:
             limit = f"{self.limit_name} is {self.max_inside}"
             raise RequestRefused("overloaded", limit, retry_after_ms=self.retry_after_ms)
@@ -92,7 +92,7 @@ class VoiceCloner:
             return await self._encode(pcm, transcript, "audio_sample"), pcm.size / self.info.sample_rate
 
     def from_embedding(self, numbers: Sequence[float]) -> ClonedVoice:
-        """Raises ``InvalidRequest``."""
+        """Build a voice from a speaker embedding; raises ``InvalidRequest``."""
         info = self.info
         if not info.can_clone:
             raise InvalidRequest(f"{info.model} does not clone voices", "speaker_embedding")
@@ -131,14 +131,14 @@ class VoiceCloner:
 
 
 def check_transcript(transcript: str) -> None:
-    """Raises ``InvalidRequest``."""
+    """Check a transcript; raises ``InvalidRequest``."""
     if len(transcript) > MAX_TRANSCRIPT_CHARS:
         found = f"ref_text has {len(transcript)} characters"
         raise InvalidRequest(f"{found}, at most {MAX_TRANSCRIPT_CHARS} are allowed", "ref_text")
 
 
 def fetch_rules(settings: VoiceStoreSettings) -> FetchRules:
-    """Raises ``ConfigError``."""
+    """Build the rules for fetching recordings; raises ``ConfigError``."""
     rules = FetchRules(
         max_bytes=settings.max_upload_bytes,
         timeout_s=settings.fetch_timeout_s,

@@ -41,7 +41,7 @@ class CountedAudio:
 
 
 class PacketCountingClient(asyncio.Protocol):
-    """One session. ``send`` events, iterate over what comes back, as with ``NativeClient``."""
+    """A client session that counts packets; used as ``NativeClient``."""
 
     def __init__(self, handshake: bytes) -> None:
         self._handshake = handshake
@@ -97,7 +97,7 @@ class PacketCountingClient(asyncio.Protocol):
                 self._transport.close()
 
     async def send(self, event: ClientEvent) -> None:
-        """Raises ``ConnectionError`` when the line is closed."""
+        """Send an event; raises ``ConnectionError`` if the connection is closed."""
         if self.close_code is not None:
             raise ConnectionError(f"closed_{self.close_code}")
         self._transport.write(build_frame(TEXT, serialize(event).encode()))
@@ -148,7 +148,7 @@ def build_frame(opcode: int, payload: bytes) -> bytes:
 
 
 async def open_packet_client(url: str, api_key: str | None = None) -> PacketCountingClient:
-    """Raises ``OSError``; refused with a status, its message is ``http_STATUS``."""
+    """Connect; raises ``OSError``, with the message ``http_STATUS`` if the server refused."""
     parts = urlsplit(speech_url(url))
     if parts.scheme != "ws" or parts.hostname is None:
         raise OSError(f"url must be ws://HOST:PORT for light clients, is {url!r}")
@@ -181,7 +181,7 @@ now_s = time.monotonic
 
 @dataclass(slots=True)
 class BenchResponse:
-    """One response while it is listened to."""
+    """Measures one response while its events arrive."""
 
     response_id: str
     deltas: Sequence[str]
@@ -247,7 +247,7 @@ class BenchResponse:
 
 
 async def run_client(plan: LoadPlan, session: int, texts: Iterator[str]) -> list[ResponseResult]:
-    """All responses of one session, the cancelled one last."""
+    """Run all responses of one session, the cancelled one last."""
     async with await _connect(plan) as client:
         outcomes = [await _run_response(client, plan, session, next(texts), f"r{n}") for n in range(plan.num_responses)]
         if plan.cancel:

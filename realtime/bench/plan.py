@@ -15,7 +15,7 @@ MAX_PIECE_CHARS = 4
 
 
 def read_corpus(path: Path) -> list[str]:
-    """One utterance a line. Raises ``OSError``, or ``ValueError`` when there is none."""
+    """Read one utterance per line; raises ``OSError``, or ``ValueError`` if there is none."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     texts = [line for line in lines if line]
     if not texts:
@@ -41,7 +41,7 @@ def first_word_is_final_at(deltas: Sequence[str]) -> int:
 
 
 def endless(texts: Sequence[str], seed: int) -> Iterator[str]:
-    """All texts in random order, again and again."""
+    """Yield all texts in random order, endlessly."""
     rng = random.Random(seed)
     while True:
         yield from rng.sample(texts, len(texts))
@@ -75,7 +75,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One response as its client saw it. Times in ms are from the delta that made the first word final."""
+    """Measurements of a response. Times in ms count from the delta that completed the first word."""
 
     session: int
     status: Literal["completed", "cancelled", "failed"]

@@ -27,7 +27,7 @@ class ObservedUnderrun:
 
 
 class Playback:
-    """One response as it plays. Call ``received`` for each audio message in order, then ``ended``."""
+    """Simulates playback of a response. Call ``received`` for each audio message in order, then ``ended``."""
 
     def __init__(self) -> None:
         self.underruns: list[ObservedUnderrun] = []

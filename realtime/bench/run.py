@@ -66,7 +66,7 @@ def split(plan: LoadPlan, num_processes: int) -> list[LoadPlan]:
 
 
 async def measure(plans: Sequence[LoadPlan]) -> list[ResponseResult]:
-    """Raises ``ChildProcessError`` when a process of clients fails."""
+    """Run client processes and collect their results; raises ``ChildProcessError`` if one fails."""
     processes = [await _start() for _ in plans]
     try:
         await asyncio.gather(*(_prepare(process, plan) for process, plan in zip(processes, plans, strict=True)))

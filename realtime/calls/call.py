@@ -48,7 +48,7 @@ class CallReply:
 
     @property
     def may_begin(self) -> bool:
-        """Whether its response can be created: it has text to speak, or has ended."""
+        """True if its response can be created: it has text to speak, or has ended."""
         return self.ended or bool(self.waiting_text.strip())
 
     @property
@@ -225,7 +225,7 @@ class Call:
 
     @property
     def _has_room(self) -> bool:
-        """Whether to pop the next event of the response: if the playout has room, or the response has failed."""
+        """True if the next event of the response may be popped: the playout has room, or the response failed."""
         response = None if self._speaking is None else self._speaking.response
         return self.line.has_room or (response is not None and response.is_done)
 

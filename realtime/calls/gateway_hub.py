@@ -94,7 +94,7 @@ class GatewayHub:
 
     @asynccontextmanager
     async def open(self, path: Path) -> AsyncIterator[None]:
-        """Raises ``OSError``."""
+        """Connect the gateways while the context is open; raises ``OSError``."""
         listener = await asyncio.start_unix_server(self._serve, path, limit=MAX_LINE_BYTES)
         try:
             yield
@@ -218,7 +218,7 @@ class HubClient:
             await asyncio.sleep(0)  # later events are sent after the answer
 
     async def _ask(self, caller_name: str, call_id: str, command: model.Command) -> model.CallEvent | None:
-        """Raises ``RequestRefused``."""
+        """Send a command to the gateway of a call; raises ``RequestRefused``."""
         number = secrets.token_hex(8)
         answer: asyncio.Future[model.CallEvent | None] = asyncio.get_running_loop().create_future()
         self._asked[number] = call_id, answer

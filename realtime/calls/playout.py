@@ -85,7 +85,7 @@ class CallPlayout:
 
     @property
     def is_playing(self) -> bool:
-        """Whether the provider has audio left to play."""
+        """True while the provider has audio left to play."""
         return self._pacer.lead_samples(now_s()) > 0
 
     @property
@@ -94,7 +94,7 @@ class CallPlayout:
 
     @property
     def has_room(self) -> bool:
-        """Whether all whole frames and marks were popped, so that more may be put."""
+        """True if all whole frames and marks were popped, so that more may be put."""
         return not self.has_frame and not self._waiting_marks
 
     def put(self, data: bytes) -> None:

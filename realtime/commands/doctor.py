@@ -104,7 +104,7 @@ def checkpoint(folder: Path) -> CheckResult:
 
 
 def describe_checkpoint(report: CheckpointReport) -> str:
-    """One line of what a checkpoint can do and what it weighs."""
+    """Describe the features and the size of a checkpoint in one line."""
     parts = ", ".join(f"{name} {megabytes:g} MB" for name, megabytes in report.megabytes.items())
     voices = f"voices {', '.join(report.voices)}" if report.voices else "no voices of its own"
     instruct = "takes instructions" if report.takes_instruct else "takes no instructions"
@@ -127,7 +127,7 @@ def checkpoint_files(folder: Path) -> Iterator[str]:
 
 
 def check_readable(path: Path) -> None:
-    """Raises what its format's reader raises for a file that is missing, cut off or of another format."""
+    """Open a weight file; raises the exceptions of its format's reader."""
     if path.suffix == ".json":
         json.loads(path.read_text(encoding="utf-8"))
     else:

@@ -119,6 +119,6 @@ def in_url(host: str) -> str:
 
 
 def raise_fd_limit() -> None:
-    """Each connection is an open file; the usual limit of 1,024 is soft."""
+    """Raise the soft limit of open files, usually 1,024: each connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -82,11 +82,11 @@ class Output(Protocol):
     async def write(self, pcm: bytes) -> None: ...
 
     async def finish(self) -> None:
-        """All of the speech has been written."""
+        """End the audio after all of it was written."""
         ...
 
     async def abort(self) -> None:
-        """No more will come; a player falls silent, a file keeps what it has."""
+        """Stop: a player falls silent, a file keeps the audio so far."""
         ...
 
 

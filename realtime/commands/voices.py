@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
-    """These may stand before the action and behind it; what is not given leaves the other place's value alone."""
+    """Add options that are valid before and after the action."""
     absent = argparse.SUPPRESS
     add_model_argument(parser, default=absent)
     parser.add_argument("--config", type=Path, metavar="FILE", default=absent, help="the server's TOML file")
@@ -119,7 +119,7 @@ async def remove_voice(args: argparse.Namespace, config: ServerConfig) -> int:
 
 
 def table(info: EngineInfo, stored: list[VoiceManifest]) -> str:
-    """One line a voice: name, languages, description; a star marks stored ones."""
+    """Format one line per voice: name, languages, description; a star marks stored voices."""
     rows = [(voice.name, ", ".join(voice.languages), voice.description) for voice in info.voices]
     rows += [(manifest.name, "*", manifest.description) for manifest in stored]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]

@@ -16,8 +16,10 @@ NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class BatchedSocket:
-    """What paho-mqtt takes for its socket; it can ``recv`` what was ``put`` there. ``on_read`` is given all that comes,
-    and nothing once the connection has ended."""
+    """Socket interface for paho-mqtt, which receives the data that was ``put``.
+
+    ``on_read`` is called with all received data, and not after the connection has ended.
+    """
 
     def __init__(self, held: socket.socket, on_read: Callable[[bytes], None], before_write: Callable[[], None]) -> None:
         self._held = held
@@ -48,7 +50,7 @@ class BatchedSocket:
         self._ended = not data
 
     def send(self, data: bytes | bytearray) -> int:
-        """All of it is taken; it leaves with whatever else this turn has to say."""
+        """Accept all data and send it with everything else of this loop iteration."""
         self._outward += data
         self.schedule_write()
         return len(data)

@@ -60,7 +60,7 @@ class MqttBridge:
             await asyncio.wait([running])
 
     async def _serve(self, line: MqttConnection) -> None:
-        """One connection. Raises ``BrokerDisconnected``; by then every session of it has ended."""
+        """Serve one broker connection; raises ``BrokerDisconnected`` after all of its sessions have ended."""
         await self._publish_session_ends(line)
         visit = self.handler = MqttConnectionHandler(
             self._server, self._switchboard, self._owner, self._topics, self.worker, line

@@ -1,4 +1,4 @@
-"""One connection to a broker, and the next one when it is lost."""
+"""Connect to a broker, and reconnect when the connection is lost."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class BrokerConnector:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[MqttConnection]:
-        """Raises ``BrokerDisconnected``."""
+        """Connect while the context is open; raises ``BrokerDisconnected``."""
         client, capacity = self._client(), BrokerLimits()
         _apply_broker_limits(client, capacity)
         await self._connect(client)
@@ -81,7 +81,7 @@ class BrokerConnector:
             await _disconnect(client)
 
     async def _connect(self, client: aiomqtt.Client) -> None:
-        """Not to be torn in the middle: aiomqtt would leave its socket and a task behind."""
+        """Connect, shielded from cancellation: otherwise aiomqtt leaves a socket and a task behind."""
         connecting = asyncio.ensure_future(client.__aenter__())
         try:
             await asyncio.shield(connecting)
@@ -141,7 +141,7 @@ class AutoClosingSslSocket(ssl.SSLSocket):
 
 
 def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
-    """Raises ``ConfigError``."""
+    """Return the TLS context of the settings, if any; raises ``ConfigError``."""
     if settings.url is None or not parse_broker_url(settings.url).tls:
         return None
     try:

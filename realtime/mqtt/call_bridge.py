@@ -22,7 +22,7 @@ EXPIRY_S = 60
 
 
 class MqttCallBridge:
-    """On one connection to the broker. ``run`` raises ``BrokerDisconnected``."""
+    """Publishes calls on a broker connection. ``run`` raises ``BrokerDisconnected``."""
 
     def __init__(
         self,

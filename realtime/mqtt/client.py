@@ -25,7 +25,7 @@ OPEN_EXPIRY_S = 5
 
 
 class MqttSessionRejected(OSError):
-    """No server took the session; the message says why."""
+    """Raised when no server accepted the session; the message has the reason."""
 
 
 class MqttAudio(NamedTuple):
@@ -89,8 +89,9 @@ def settings_of(url: str) -> MqttSettings:
 async def open_session(
     settings: MqttSettings, wanted: messages.MqttOpen, client: str | None = None
 ) -> AsyncIterator[MqttClientSession]:
-    """Raises ``BrokerDisconnected`` or ``SessionRefused``. When it ends, so does the session, also
-    if this process dies.
+    """Open a session; the server ends it with the context, also if this process dies.
+
+    Raises ``BrokerDisconnected`` or ``SessionRefused``.
     """
     client = client or f"client-{secrets.token_hex(6)}"
     topics = Topics(settings.topic_prefix, settings.share_group)

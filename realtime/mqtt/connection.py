@@ -57,7 +57,7 @@ class Publication:
     user: tuple[tuple[str, str], ...] = ()
 
     def properties(self) -> bytes:
-        """Raises ``LocalProtocolError`` when one is too long."""
+        """Return the packed properties; raises ``LocalProtocolError`` if one is too long."""
         return packed(self.content_type, self.response_topic, self.correlation, self.expiry_s, self.user)
 
     def packet(self, number: int | None) -> bytes:
@@ -106,7 +106,7 @@ class MqttConnection:
         log_puback(publication.topic, await self._publish(publication), on_refused)
 
     async def subscribe(self, topic: str, qos: int = 1) -> None:
-        """Nothing that was retained comes. Raises ``RequestRefused`` when the broker does not allow it."""
+        """Subscribe without retained messages; raises ``RequestRefused`` if the broker does not allow it."""
         shared = topic.startswith("$share/")
         options = SubscribeOptions(qos, retainHandling=0 if shared else SEND_NO_RETAINED)
         codes = await self._await_ack(lambda: self._client.subscribe(topic, options=options, timeout=math.inf))
@@ -130,7 +130,7 @@ class MqttConnection:
             take(arrival)
 
     async def wait_disconnected(self) -> None:
-        """Raises ``BrokerDisconnected`` once the connection failed."""
+        """Wait until the connection fails, and raise ``BrokerDisconnected``."""
         await self._broken.wait()
         raise BrokerDisconnected("the broker did not answer in time, or has left")
 
@@ -160,7 +160,7 @@ class MqttConnection:
             resolve(answer, code.value)
 
     def _check_length(self, packet: bytes) -> None:
-        """Raises ``LocalProtocolError``."""
+        """Check the size of a packet; raises ``LocalProtocolError``."""
         if len(packet) > (limit := self._capacity.packet_bytes):
             raise LocalProtocolError(f"the broker takes {limit} bytes in a message, this one has {len(packet)}")
 
@@ -194,7 +194,7 @@ def resolve(answer: asyncio.Future[int], code: int) -> None:
 
 
 def check_reason_code(topic: str, code: int) -> None:
-    """Raises ``RequestRefused`` for a reason code that is a refusal."""
+    """Check a reason code; raises ``RequestRefused`` for a refusal."""
     if code >= REFUSED:
         raise RequestRefused("unauthorized", f"the broker refuses a message to {topic}: reason code {code}", "topic")
 
@@ -227,7 +227,7 @@ def _arrival(message: aiomqtt.Message) -> IncomingMessage:
 
 
 class PackedProperties:
-    """All that paho-mqtt asks of the properties of a message."""
+    """The part of paho-mqtt's properties interface that sending a message uses."""
 
     def __init__(self, packed: bytes) -> None:
         self._bytes = packed

@@ -1,4 +1,4 @@
-"""One connection to a broker, from the subscriptions to its end: who opens sessions there, and what becomes of them."""
+"""A broker connection from its subscriptions to its end, and the sessions that clients open on it."""
 
 from __future__ import annotations
 

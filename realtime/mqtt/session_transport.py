@@ -20,7 +20,7 @@ EXPIRY_S = 60
 
 
 class MqttSessionTransport(MessageTransport):
-    """Once cut, nothing more is said on it, not even that it is closed."""
+    """Transport of a session at a broker. Once cut, it sends nothing more, not even a close."""
 
     def __init__(
         self, line: MqttConnection, topics: SessionTopics, content_type: str, max_waiting: int, max_waiting_bytes: int
@@ -144,7 +144,7 @@ class MqttSessionTable:
                 del self._num_of[client]
 
     def register(self, inbox: str, link: MqttSessionTransport) -> None:
-        """From now on messages reach it."""
+        """Route messages of an inbox to a transport."""
         self._places[inbox].link = link
 
     def find_transport(self, inbox: str) -> MqttSessionTransport | None:
@@ -152,7 +152,7 @@ class MqttSessionTable:
         return None if place is None else place.link
 
     def disconnect_client(self, client: str) -> None:
-        """It is gone."""
+        """End the sessions of a client that has disconnected."""
         for place in list(self._places.values()):
             if place.client == client and place.link is not None:
                 place.link.abort()

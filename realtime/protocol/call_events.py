@@ -12,7 +12,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def parse_command(message: str | bytes) -> Command:
-    """Raises ``RemoteProtocolError``."""
+    """Parse a command of an agent; raises ``RemoteProtocolError``."""
     return decode_json(_decoder.decode, message)
 
 

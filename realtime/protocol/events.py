@@ -1,9 +1,8 @@
-"""Every event of ``voicewire.v1``: one class each, then one union for each direction.
+"""The events of ``voicewire.v1``: a class each, and a union for each direction.
 
-Here are the types; the ranges of settings are checked where they are used, so that a wrong one costs its response and
-not the connection.
-Client events refuse unknown fields. Server events tolerate them, so that a server may add fields which older clients
-do not know.
+Ranges of settings are checked where they are used, so that an invalid one fails its response and not the connection.
+Client events refuse unknown fields. Server events tolerate them, so that a server may add fields which older clients do
+not know.
 """
 
 from __future__ import annotations
@@ -172,7 +171,7 @@ class ResponseCreated(ServerEventBase, tag="response.created", frozen=True):
 
 
 class TextFlushed(ServerEventBase, tag="text.flushed", frozen=True):
-    """All audio of the text up to a flush has been sent."""
+    """Sent after all audio of the text up to a flush."""
 
     response_id: str
     # 0, 1, 2 ... over the flushes of the response.

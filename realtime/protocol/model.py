@@ -284,7 +284,7 @@ class ContextWords:
 
 @dataclass(frozen=True, slots=True)
 class ContextFlushed:
-    """All audio of the text up to a ``FlushContext`` was sent."""
+    """Emitted after all audio of the text up to a ``FlushContext``."""
 
     context: str
     end_ms: float
@@ -339,7 +339,7 @@ class ContextIdle:
 
 @dataclass(frozen=True, slots=True)
 class AllContextsEnded:
-    """After ``FinishContexts``: every context has ended."""
+    """Emitted after ``FinishContexts``, once every context has ended."""
 
 
 # Events of the native wire about its session.
@@ -398,7 +398,7 @@ class DtmfReceived:
 
 @dataclass(frozen=True, slots=True)
 class MarkPlayed:
-    """All audio before the mark was played, or dropped by a clear."""
+    """Emitted when the audio before the mark was played, or dropped by a clear."""
 
     name: str
 

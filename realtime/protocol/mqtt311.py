@@ -77,7 +77,7 @@ class MqttPacketReader:
 
 
 def parse_connect(packet: MqttPacket) -> ConnectPacket:
-    """Raises ``RemoteProtocolError``; ``param`` is ``level`` when it is another version of MQTT."""
+    """Parse a CONNECT; raises ``RemoteProtocolError``, with the ``param`` ``level`` for another MQTT version."""
     if packet.kind != CONNECT:
         raise _broken("the first packet must be CONNECT")
     fields = FieldReader(packet.body)
@@ -96,7 +96,7 @@ def parse_connect(packet: MqttPacket) -> ConnectPacket:
 
 
 def parse_publish(packet: MqttPacket) -> DevicePublishPacket:
-    """Raises ``RemoteProtocolError``."""
+    """Parse a PUBLISH; raises ``RemoteProtocolError``."""
     qos = packet.flags >> 1 & 3
     if qos > 1:
         raise _broken("QoS 0 and 1 are taken here")
@@ -127,12 +127,12 @@ def puback(packet_id: int) -> bytes:
 
 
 def suback(packet_id: int, num_topics: int) -> bytes:
-    """All of them, with QoS 0."""
+    """Build a SUBACK that grants QoS 0 to all topics."""
     return bytes((0x90,)) + varint(2 + num_topics) + packet_id.to_bytes(2, "big") + bytes(num_topics)
 
 
 def publish(topic: str, payload: bytes) -> bytes:
-    """With QoS 0."""
+    """Build a PUBLISH with QoS 0."""
     named = topic.encode()
     body = struct.pack(">H", len(named)) + named + payload
     return bytes((PUBLISH << 4,)) + varint(len(body)) + body

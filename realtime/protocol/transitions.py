@@ -206,7 +206,7 @@ class SessionStateMachine:
         return self._live.get(response_id) or self._past.get(response_id) or ResponseState.UNKNOWN
 
     def apply_client_event(self, event: ClientEvent) -> bool:
-        """Whether the event is to be acted on. Raises ``RemoteProtocolError`` when it is not legal now.
+        """Return whether to carry out the event; raises ``RemoteProtocolError`` if it is not legal now.
 
         A ``response.create`` has its id by now.
         """

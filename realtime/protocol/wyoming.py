@@ -22,7 +22,7 @@ MAX_NAME_CHARS = 128
 
 
 class WyomingDialect(Dialect):
-    """One connection. Its messages are pieces of the stream, cut anywhere."""
+    """A Wyoming connection; messages are pieces of the byte stream, cut anywhere."""
 
     forgiving = True
 

@@ -98,7 +98,7 @@ def audio_format(body: SpeechRequestBody, default: str) -> AudioFormat:
 
 
 def delivery(body: SpeechRequestBody, default: str) -> Delivery:
-    """Raises ``RequestRefused``."""
+    """Parse how the audio is returned; raises ``RequestRefused``."""
     delivery, field = body.stream_format, "stream_format"
     if delivery is None and body.stream:
         delivery, field = "sse", "stream"

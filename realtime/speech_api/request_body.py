@@ -77,17 +77,17 @@ class SpeechRequestBody(msgspec.Struct, kw_only=True):
 
 
 def parse_body(data: bytes) -> SpeechRequestBody:
-    """Raises ``RequestRefused``."""
+    """Parse and check a JSON body; raises ``RequestRefused``."""
     return _parsed(lambda: msgspec.json.decode(data, type=SpeechRequestBody))
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Raises ``RequestRefused``."""
+    """Parse a JSON object; raises ``RequestRefused``."""
     return _parsed(lambda: msgspec.json.decode(data, type=dict[str, Any]))
 
 
 def body_of(fields: dict[str, Any]) -> SpeechRequestBody:
-    """Raises ``RequestRefused``."""
+    """Check the fields of a request; raises ``RequestRefused``."""
     return _parsed(lambda: msgspec.convert(fields, SpeechRequestBody))
 
 

@@ -23,7 +23,10 @@ OFFICIAL_NAMES = {
 
 
 def build_settings(body: SpeechRequestBody, server: SpeechServer) -> SpeechSettings:
-    """Raises ``RequestRefused`` or ``InvalidRequest``; the ranges that sessions know are checked by them."""
+    """Build the settings of a request; raises ``RequestRefused`` or ``InvalidRequest``.
+
+    The session checks their ranges.
+    """
     base = server.settings
     instructions, _ = supported_instructions(body.instructions or "", server.engine.info)
     return replace(

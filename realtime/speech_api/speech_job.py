@@ -77,7 +77,7 @@ async def prepare_job(
 
 
 def start_response(order: SpeechJob, session: Session) -> Response:
-    """Raises what ``Session.create_response`` does."""
+    """Create the response of a job; raises as ``Session.create_response``."""
     with map_error_params():
         return session.create_response(settings=order.settings, text=order.text, text_closed=True)
 

@@ -60,7 +60,7 @@ def iso_codes(languages: Sequence[str]) -> tuple[str, ...]:
 
 
 def whole_number(query: QueryParams, name: str, default: int, low: int, high: int) -> int:
-    """Raises ``RequestRefused``, which names parameter, range and value."""
+    """Parse an integer of the query; raises ``RequestRefused``, which names parameter, range and value."""
     given = query.get(name) or str(default)
     if not (given.isascii() and given.isdecimal() and len(given) < 10 and low <= int(given) <= high):
         raise _refused(name, f"a whole number from {low} to {high}", given)

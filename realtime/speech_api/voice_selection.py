@@ -41,7 +41,7 @@ class SelectedVoice:
 async def select_voice(
     body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder
 ) -> SelectedVoice:
-    """Raises ``RequestRefused`` or ``InvalidRequest``."""
+    """Select the voice of a request; raises ``RequestRefused`` or ``InvalidRequest``."""
     name, warning = _voice_name(body, server, caller)
     is_ours = name is None or is_built_in(name, server.engine.info)
     stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
@@ -52,7 +52,7 @@ async def select_voice(
 
 
 def check_task(body: SpeechRequestBody, info: EngineInfo) -> None:
-    """Raises ``InvalidRequest`` unless the model serves it."""
+    """Check that the model serves the task; raises ``InvalidRequest``."""
     if body.task_type is None:
         return
     task = TASKS.get(body.task_type.replace("_", "").lower())
@@ -106,14 +106,14 @@ def _embedding_only_clone(body: SpeechRequestBody, stored: StoredVoice | None, i
 
 
 def _check_in_context(body: SpeechRequestBody, stored: StoredVoice | None) -> None:
-    """Raises ``InvalidRequest`` for cloning in context by a stored voice that has no transcript."""
+    """Refuse in-context cloning of a stored voice without transcript; raises ``InvalidRequest``."""
     if body.x_vector_only_mode is False and stored is not None and not stored.clone.transcript:
         found = f"voice {stored.manifest.name!r} was stored without what is said in its recording"
         raise InvalidRequest(f"{found}; x_vector_only_mode false needs that", "x_vector_only_mode")
 
 
 def _voice_name(body: SpeechRequestBody, server: SpeechServer, caller: Principal) -> tuple[str | None, str | None]:
-    """And a warning. OpenAI's clients insist on OpenAI's voices: an unknown one becomes the default voice."""
+    """Return the voice and a warning: an unknown OpenAI voice becomes the default voice."""
     name, info = body.voice_name, server.engine.info
     if body.ref_audio is not None or body.speaker_embedding is not None:
         return server.settings.voice, None if name is None else BROUGHT_VOICE

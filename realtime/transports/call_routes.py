@@ -197,7 +197,7 @@ class CallHttpApi:
             yield f"data: {serialize(model.CommandRefused.from_info(error.info, agent.call_id))}\n\n"
 
     async def _body(self, request: Request) -> bytes:
-        """Raises ``RequestRefused``."""
+        """Read the body; raises ``RequestRefused``."""
         config = self._server.config
         return await read_limited_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
 

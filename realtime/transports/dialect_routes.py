@@ -53,7 +53,7 @@ class DialectEndpoint:
         return refusal(self._wire, info)
 
     def _admit(self, request: HTTPConnection) -> Principal:
-        """Raises ``RequestRefused``."""
+        """Authenticate a request and check limits; raises ``RequestRefused``."""
         gatekeeper = self._server.gatekeeper
         anybody = Principal(max_connections=self._server.config.dialects.max_unauthenticated_connections)
         caller = (

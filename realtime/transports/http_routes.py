@@ -168,6 +168,6 @@ def page_folder(config: ServerConfig) -> Path | None:
 
 
 def page_routes(server: SpeechServer) -> list[BaseRoute]:
-    """To come last."""
+    """Return the routes of the web client, which must be the last."""
     folder = page_folder(server.config)
     return [FallbackMount("/", PageFiles(server, folder))] if folder else []

@@ -80,7 +80,7 @@ class UvicornConfig(uvicorn.Config):
         )
 
     def load(self) -> None:
-        """Raises ``ConfigError`` when a certificate cannot be used."""
+        """Load the certificate; raises ``ConfigError`` if it cannot be used."""
         try:
             super().load()
         except (OSError, ssl.SSLError) as error:
@@ -128,7 +128,7 @@ class SpeechHttpProtocol(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
-        """Also when another answer has begun, or is complete: then the line is cut. Later answers are dropped."""
+        """Refuse a malformed request; if a response has begun, close the connection."""
         if self.cycle is not None:
             self.cycle.disconnected = True
         try:
@@ -390,7 +390,7 @@ def open_listeners(settings: ListenSettings, share_port: bool = False) -> Listen
 
 
 def listening_sockets(settings: ListenSettings, share_port: bool = False) -> list[socket.socket]:
-    """One bound socket for each address of the host. Accepted sockets inherit their options. Raises ``OSError``."""
+    """Bind one socket per address of the host; accepted sockets inherit its options. Raises ``OSError``."""
     sockets: list[socket.socket] = []
     port = settings.port
     addresses = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -66,7 +66,7 @@ class SpeechBatch:
 
 
 async def speech_batch(request: Request) -> Response:
-    """Raises ``RequestRefused`` or ``LimitExceeded`` for what is wrong with all of it."""
+    """Serve a batch; raises ``RequestRefused`` or ``LimitExceeded`` for errors of the whole batch."""
     server = server_of(request)
     caller = server.gatekeeper.authenticate(request)
     items = _items(await decode(parse_object, await read_body(request, server, caller)))
@@ -89,7 +89,7 @@ async def _synthesize_all(items: list[dict[str, Any]], server: SpeechServer, cal
 
 
 def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each with the batch's own fields as its defaults. Raises ``RequestRefused``."""
+    """Return the items with the fields of the batch as defaults; raises ``RequestRefused``."""
     items = body.pop("items", None)
     if not isinstance(items, list) or not 1 <= len(items) <= MAX_ITEMS:
         found = f"{len(items)}" if isinstance(items, list) else "none"

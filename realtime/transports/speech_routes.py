@@ -61,7 +61,7 @@ class SpeechFileResponse(StreamingResponse):
 
 
 async def speech(request: Request) -> Response:
-    """Raises ``SpeechError`` as long as no audio was sent."""
+    """Serve ``POST /v1/audio/speech``; raises ``SpeechError`` before the first audio."""
     server = server_of(request)
     caller = server.gatekeeper.authenticate(request)
     body = await decode(parse_body, await read_body(request, server, caller))
@@ -70,7 +70,7 @@ async def speech(request: Request) -> Response:
 
 
 def check_limits(server: SpeechServer, caller: Principal) -> None:
-    """Before any work. Raises ``RequestRefused`` or ``LimitExceeded``."""
+    """Check the limits before any work; raises ``RequestRefused`` or ``LimitExceeded``."""
     server.check_not_draining()
     server.check_response_limits(caller)
 
@@ -113,7 +113,7 @@ class ByteBudget:
         self._num_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
-        """Raises ``LimitExceeded``; then nothing was taken."""
+        """Reserve memory; raises ``LimitExceeded`` and reserves nothing if too little is left."""
         if self._num_bytes + num_bytes > self._max_bytes:
             raise LimitExceeded(
                 f"an answer that is not streamed has at most max_http_response_bytes, {self._max_bytes}"
@@ -228,7 +228,7 @@ async def _stream(response: SpokenResponse) -> AsyncIterator[bytes]:
 
 
 async def _events(response: SpokenResponse, order: SpeechJob) -> AsyncIterator[bytes]:
-    """Raises ``RequestRefused`` before the first audio; later an error is an event."""
+    """Yield server-sent events; raises ``RequestRefused`` before the first audio, later an error is an event."""
     begun = False
     async for event in response:
         match event:

@@ -58,7 +58,7 @@ class TelephonyEndpoint:
             await connection.aclose()
 
     def _admit(self, request: HTTPConnection) -> Principal:
-        """Raises ``RequestRefused``."""
+        """Authenticate a stream and check limits; raises ``RequestRefused``."""
         calls = self._server.config.calls
         if not self._phone.signed or calls.twilio_auth_token is None:
             return self._server.gatekeeper.authenticate(request, TokenScope.CALLS)
@@ -78,7 +78,7 @@ def external_url(request: HTTPConnection, calls: CallSettings) -> str:
 
 
 def check_public_url(url: str | None) -> None:
-    """Raises ``ConfigError`` for what is no address that a provider could call."""
+    """Check that a provider can reach the URL; raises ``ConfigError``."""
     if url is None:
         return
     try:
@@ -102,6 +102,6 @@ def default_call_owner(server: SpeechServer) -> Principal:
 
 
 def telephony_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:
-    """Raises ``ConfigError``."""
+    """Return the routes of all providers; raises ``ConfigError``."""
     check_public_url(server.config.calls.public_url)
     return [WebSocketRoute(phone.path, TelephonyEndpoint(server, switchboard, phone)) for phone in TELEPHONY_ROUTES]

@@ -24,7 +24,7 @@ class IssuedToken(NamedTuple):
 
 
 class TokenRoute(NamedTuple):
-    """One address where tokens are to be had."""
+    """A route that issues tokens."""
 
     path: str
     # Where the body may say it; a dot leads into an object.
@@ -62,7 +62,7 @@ class TokenEndpoint:
         self._mint = mint
 
     async def __call__(self, request: Request) -> Response:
-        """Raises ``RequestRefused``."""
+        """Issue a token; raises ``RequestRefused``."""
         server = server_of(request)
         caller = server.gatekeeper.require_api_key(request)
         longest_s = server.config.auth.max_token_ttl_s

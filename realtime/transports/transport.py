@@ -163,7 +163,7 @@ class ResponseAborted(Exception):
 
 
 async def read_limited_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """All of a request's. Raises ``RequestRefused``, also when the client leaves before."""
+    """Read a whole body; raises ``RequestRefused``, also if the client disconnects."""
     body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
@@ -189,7 +189,7 @@ class HttpTransport(MessageTransport):
         self._ended = False
 
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
-        """Raises ``RequestRefused``."""
+        """Read the whole body; raises ``RequestRefused``."""
         return await read_limited_body(self._request, max_bytes, timeout_s)
 
     async def receive(self) -> None:
@@ -256,7 +256,7 @@ class MessageReader(Generic[M]):
 
 
 def check_size(message: str | bytes, max_message_bytes: int) -> None:
-    """Raises ``RemoteProtocolError``."""
+    """Check the size of a message; raises ``RemoteProtocolError``."""
     is_short = len(message) <= max_message_bytes // 4  # no character takes more than four bytes
     num_bytes = len(message) if is_short or isinstance(message, bytes) else len(message.encode())
     if num_bytes > max_message_bytes:

@@ -46,7 +46,7 @@ class UploadForm:
 
 
 async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> UploadForm:
-    """Raises ``RequestRefused``, at once where a header is enough to decide."""
+    """Read an upload; raises ``RequestRefused``, at once if a header is enough to decide."""
     limit = max_file_bytes + MAX_FIELD_BYTES
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or b"boundary" not in options:
@@ -175,7 +175,7 @@ async def _stored(server: SpeechServer, caller: Principal) -> list[VoiceManifest
 
 
 def _manifest(form: UploadForm, caller: Principal, info: EngineInfo) -> VoiceManifest:
-    """Raises ``InvalidRequest`` for whatever can be seen without listening."""
+    """Build the manifest of an upload; raises ``InvalidRequest`` for errors that need no decoding."""
     has_audio, has_embedding = form.file(*AUDIO_FIELDS) is not None, bool(form.text(EMBEDDING_FIELD))
     if has_audio == has_embedding:
         given = "both are given" if has_audio else "none is given"
@@ -197,7 +197,7 @@ def _manifest(form: UploadForm, caller: Principal, info: EngineInfo) -> VoiceMan
 
 
 def _check_free(server: SpeechServer, manifest: VoiceManifest) -> None:
-    """Before any work; the store looks again when it writes."""
+    """Check the name and the limits before any work; the store checks again when it writes."""
     if resembles_built_in(manifest.name, server.engine.info):
         raise RequestRefused("voice_protected", f"voice {manifest.name!r} belongs to the model", "name")
     if server.voices.find(manifest.owner, manifest.name):
@@ -213,7 +213,7 @@ async def _cloned(server: SpeechServer, form: UploadForm, manifest: VoiceManifes
 
 
 def _numbers(text: str) -> list[float]:
-    """Raises ``InvalidRequest``."""
+    """Parse an embedding; raises ``InvalidRequest``."""
     try:
         return msgspec.json.decode(text, type=list[float])
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -105,7 +105,7 @@ class XiaozhiMqttServer:
             await close_writer(self._server, writer)
 
     async def _handle_connection(self, link: TcpStreamTransport, host: str, writer: asyncio.StreamWriter) -> None:
-        self._warn_if_public()
+        self._check_capacity()
         reader = mqtt.MqttPacketReader(self._server.config.limits.max_message_bytes)
         async with asyncio.timeout(self._server.config.listen.handshake_timeout_s):
             first, early = await self._first(link, reader)
@@ -120,8 +120,8 @@ class XiaozhiMqttServer:
         finally:
             self._num_devices -= 1
 
-    def _warn_if_public(self) -> None:
-        """Raises ``RequestRefused``. Who shows no key takes no device's place."""
+    def _check_capacity(self) -> None:
+        """Check that unauthenticated connections are within the limit; raises ``RequestRefused``."""
         limit = self._server.config.limits.max_http_connections
         if len(self._serving) - self._num_devices > limit:
             raise RequestRefused("too_many_connections", f"max_http_connections is {limit}")
@@ -132,14 +132,14 @@ class XiaozhiMqttServer:
         reader: mqtt.MqttPacketReader,
         device: XiaozhiMqttDevice,
         early: list[mqtt.MqttPacket],
-        patience_s: float,
+        timeout_s: float,
     ) -> None:
         await link.send(mqtt.connack(mqtt.ACCEPTED))
         async with device:
             for packet in early:
                 await device.handle_packet(packet)
             while True:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(timeout_s):
                     piece = await link.receive()
                 if piece is None:
                     return
@@ -183,7 +183,7 @@ class XiaozhiMqttServer:
 
 
 class XiaozhiMqttDevice:
-    """One that is connected; its conversations come and go, one at a time."""
+    """A connected device, which has one conversation at a time."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class XiaozhiMqttDevice:
         await self._end()
 
     async def handle_packet(self, packet: mqtt.MqttPacket) -> None:
-        """Raises ``RemoteProtocolError``, ``RequestRefused`` or ``SessionError``."""
+        """Handle a packet; raises ``RemoteProtocolError``, ``RequestRefused`` or ``SessionError``."""
         match packet.kind:
             case mqtt.PUBLISH:
                 published = mqtt.parse_publish(packet)

@@ -91,7 +91,7 @@ class XiaozhiEndpoint:
 
 
 def version_of(header: str) -> int:
-    """Raises ``RequestRefused``."""
+    """Parse the protocol version; raises ``RequestRefused``."""
     if header not in map(str, VERSIONS):
         known = ", ".join(map(str, VERSIONS))
         raise RequestRefused("invalid_request", f"Protocol-Version must be one of {known}", "Protocol-Version")

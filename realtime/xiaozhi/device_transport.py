@@ -45,7 +45,7 @@ class UdpReplyPath(NamedTuple):
 
 
 class UdpAudioStream:
-    """One device's sound. ``heard`` is called with each packet that may be."""
+    """The UDP audio of a device. ``heard`` is called with each valid packet."""
 
     def __init__(
         self, crypto: EncryptedAudioStream, host: str, on_packet: Callable[[bytes], None], max_packets_per_s: int
@@ -86,7 +86,7 @@ class UdpAudioStream:
 
 
 class UdpProtocol(asyncio.DatagramProtocol):
-    """One address of the port."""
+    """A socket of the UDP port."""
 
     def __init__(self, arrived: Callable[[bytes, UdpReplyPath], None]) -> None:
         self._arrived = arrived
@@ -103,7 +103,7 @@ class UdpProtocol(asyncio.DatagramProtocol):
 
 
 class UdpServer:
-    """All streams. What belongs to none is dropped without a word."""
+    """Routes UDP packets to the streams of devices; others are dropped."""
 
     def __init__(self, max_packets_per_s: int) -> None:
         self._max_packets_per_s = max_packets_per_s
@@ -141,7 +141,7 @@ class UdpServer:
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """One for each address of the host, all on one port. Raises ``OSError``."""
+    """Bind one socket per address of the host, all on one port; raises ``OSError``."""
     sockets: list[socket.socket] = []
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
     try:

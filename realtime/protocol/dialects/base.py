@@ -15,11 +15,11 @@ HTTP_CONTEXT = ""
 
 
 class Dialect(ABC):
-    """One connection of a wire. It has no timer, queue or task.
+    """A connection of a wire, without timer, queue or task.
 
-    The commands that the methods give are carried out in order; they may be generators. ``receive_message`` raises
-    ``RemoteProtocolError`` for a message that breaks the wire; ``send_error`` then reports it. The constructor raises
-    it for a handshake that cannot be served.
+    The commands that the methods return are carried out in order; the methods may be generators. ``receive_message``
+    raises ``RemoteProtocolError`` for a message that breaks the wire; ``send_error`` then reports it. The constructor
+    raises it for a handshake that cannot be served.
     """
 
     context_timeout_s: float | None = None

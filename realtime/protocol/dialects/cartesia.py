@@ -27,7 +27,7 @@ MEDIA_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg", "mulaw": "audio/basic", 
 
 
 class CartesiaVoice(Struct):
-    """By its id; an embedding is not understood, and spoken by the default voice."""
+    """A voice by id. Embeddings are not supported; the default voice speaks instead."""
 
     id: str | None = None
     mode: str | None = None
@@ -45,7 +45,7 @@ class CartesiaGenerationConfig(Struct):
 
 
 class GenerationRequest(Struct):
-    """On the socket and over HTTP; what is not named here has no counterpart."""
+    """A request on the socket or over HTTP; other fields are ignored."""
 
     transcript: str | None = None
     voice: CartesiaVoice | str | None = None
@@ -62,7 +62,7 @@ class GenerationRequest(Struct):
     use_normalized_timestamps: bool | None = None
 
     def to_options(self, containers: tuple[str, ...]) -> model.SpeechOptions:
-        """Raises ``RemoteProtocolError``."""
+        """Convert to options; raises ``RemoteProtocolError``."""
         config = self.generation_config
         return model.SpeechOptions(
             voice=self.voice.id if isinstance(self.voice, CartesiaVoice) else self.voice,
@@ -75,7 +75,7 @@ class GenerationRequest(Struct):
 
 
 def wire_format(request: OutputFormat, containers: tuple[str, ...]) -> model.RequestedFormat:
-    """Raises ``RemoteProtocolError``."""
+    """Parse an output format; raises ``RemoteProtocolError``."""
     container, sample_rate = request.container or "raw", request.sample_rate or DEFAULT_RATE
     if container not in containers:
         raise _unsupported("container", containers, container)
@@ -99,7 +99,7 @@ def error_fields(error: ErrorInfo, request_id: str) -> dict[str, Any]:
 
 
 def word_timestamps(words: Any, normalized: bool) -> dict[str, Any]:
-    """In seconds since the beginning of the context."""
+    """Format word times in seconds since the start of the context."""
     return {
         "words": [word.spoken or word.text if normalized else word.text for word in words],
         "start": [round(word.start_ms / 1000, 3) for word in words],

@@ -49,7 +49,7 @@ CONTAINERS = ("none", "wav", "ogg")
 
 
 def parse_options(query: Mapping[str, str], format: model.RequestedFormat) -> model.SpeechOptions:
-    """Raises ``RemoteProtocolError``."""
+    """Parse the query; raises ``RemoteProtocolError``."""
     voice, language = voice_and_language(query.get("model", ""))
     return model.SpeechOptions(voice=voice, language=language, format=format, speed=_speed(query.get("speed")))
 
@@ -64,7 +64,7 @@ def voice_and_language(name: str) -> tuple[str | None, str | None]:
 
 
 def socket_format(query: Mapping[str, str]) -> model.RequestedFormat:
-    """Raises ``RemoteProtocolError``."""
+    """Parse the format of a socket's query; raises ``RemoteProtocolError``."""
     encoding = query.get("encoding") or "linear16"
     if encoding not in ENCODINGS:
         raise unsupported("encoding", tuple(ENCODINGS), encoding)
@@ -76,7 +76,7 @@ def sample_rate(query: Mapping[str, str], encoding: str) -> int:
 
 
 def number(query: Mapping[str, str], name: str) -> int | None:
-    """Raises ``RemoteProtocolError``."""
+    """Parse a number of the query; raises ``RemoteProtocolError``."""
     text = query.get(name)
     if not text:
         return None
@@ -114,14 +114,14 @@ class DeepgramMessage(Struct):
 
 @dataclass(slots=True)
 class DeepgramTurn:
-    """From its first text to its flush."""
+    """A turn, from its first text to its flush."""
 
     flushed: bool = False
     cleared: bool = False
 
 
 class DeepgramDialect(Dialect):
-    """Each turn is a context; they are spoken one after the other."""
+    """Deepgram's socket: each turn is a context, spoken one after the other."""
 
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
@@ -189,7 +189,7 @@ class DeepgramDialect(Dialect):
         yield model.AppendText(context, text)
 
     def _flush(self) -> Iterator[model.DialectCommand]:
-        """Also a flush of nothing is answered, in its turn."""
+        """Flush the turn; a flush without text is answered in order, too."""
         context = self._open_turn
         if context is None:
             context = yield from self._begin_turn()

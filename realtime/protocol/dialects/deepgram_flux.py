@@ -71,7 +71,7 @@ class FluxTurn:
 
 
 class DeepgramFluxDialect(Dialect):
-    """Each turn is a context; they are spoken one after the other."""
+    """Deepgram Flux: each turn is a context, spoken one after the other."""
 
     reports_heard_text = True
 
@@ -220,7 +220,7 @@ class DeepgramFluxDialect(Dialect):
 
     @property
     def _sent_ms(self) -> float:
-        """All the audio that can have been played."""
+        """Return the duration of all audio sent, the maximum that was played."""
         return self._played_ms + sum(turn.audio_ms for turn in self._turns.values())
 
     def _truncate(self, offset_ms: float | None) -> Iterator[model.DialectCommand]:

@@ -37,7 +37,7 @@ DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
 
 
 class DialogueLine(Struct):
-    """Of a dialogue."""
+    """A line of a dialogue."""
 
     text: str = ""
     voice_id: str | None = None
@@ -45,7 +45,7 @@ class DialogueLine(Struct):
 
 
 class ElevenLabsMessage(ElevenLabsCredentials):
-    """One message of a client, of any of these sockets; what is not named here has no counterpart."""
+    """A client message of any of these sockets; other fields are ignored."""
 
     text: str | None = None
     voices: list[str] | None = None
@@ -117,14 +117,14 @@ class ElevenLabsSocket(Dialect, Generic[S]):
 
     @abstractmethod
     def _begins(self, parsed: ElevenLabsMessage) -> bool:
-        """Whether a context opens with it; else it is a sign of life, or a flush of nothing."""
+        """Return whether the message opens a context; otherwise it is a keep-alive or an empty flush."""
 
     @abstractmethod
     def _open(self, name: str, parsed: ElevenLabsMessage) -> tuple[S, model.OpenContext]: ...
 
     @abstractmethod
     def _append(self, spoken: S, parsed: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
-        """At least a sign of life. A flush of the message is not its business."""
+        """Append the text of a message, or keep the context alive; a flush is handled elsewhere."""
 
     def _write(self, name: str, parsed: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(name)
@@ -186,7 +186,7 @@ class ElevenLabsSocket(Dialect, Generic[S]):
 
     @abstractmethod
     def _send_words(self, spoken: S) -> model.SendMessage:
-        """Those that came after their audio."""
+        """Send words that came after their audio."""
 
     @abstractmethod
     def _final(self) -> dict[str, Any]:
@@ -317,7 +317,7 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
 
 
 class ElevenLabsStreamInput(ElevenLabsMultiStream):
-    """One text, ended by an empty one; then the server closes."""
+    """A single text, ended by an empty one; then the server closes."""
 
     single = True
 
@@ -331,5 +331,5 @@ class ElevenLabsStreamInput(ElevenLabsMultiStream):
             yield from super()._append(spoken, parsed)
 
     def _close_context(self, name: str) -> Iterator[model.DialectCommand]:
-        """Not of this socket, and plain enough."""
+        """Close the connection, which has one context."""
         return self._close_all()

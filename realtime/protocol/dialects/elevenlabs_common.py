@@ -99,7 +99,7 @@ def reason(text: str) -> str:
 
 
 def inactivity_s(query: Mapping[str, str], default: int, most: int) -> float:
-    """Raises ``RemoteProtocolError``."""
+    """Parse the inactivity timeout; raises ``RemoteProtocolError``."""
     return float(min(_number(query, "inactivity_timeout", 1, 86_400) or default, most))
 
 

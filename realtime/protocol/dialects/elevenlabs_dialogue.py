@@ -111,7 +111,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         yield from super()._flush(spoken)
 
     def _cancel(self, spoken: ElevenLabsDialogueContext) -> Iterator[model.DialectCommand]:
-        """From the last one on, so that none of them begins to speak."""
+        """Cancel all lines, the last one first, so that none begins to speak."""
         for part in reversed(spoken.parts):
             yield model.CancelContext(part)
 

@@ -31,7 +31,7 @@ class KyutaiMessage(Struct):
 
 
 class KyutaiDialect(Dialect):
-    """Each message of text is a word, or some; white space goes between them."""
+    """Kyutai's socket: each text message is one or more words, joined by white space."""
 
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)

@@ -40,7 +40,7 @@ class OpenResponse(NamedTuple):
 
 
 class NativeDialect(Dialect):
-    """One connection of the native wire. A context is a response, its id the response id."""
+    """The native wire. A context is a response, its id the response id."""
 
     reports_heard_text = True
     reports_session = True

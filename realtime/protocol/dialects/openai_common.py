@@ -99,7 +99,7 @@ def merged(session: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_options(session: dict[str, Any], request: OpenAIResponseParams | None) -> SpeechOptions:
-    """Raises ``RemoteProtocolError``."""
+    """Parse the options of a response; raises ``RemoteProtocolError``."""
     modalities = (request and request.output_modalities) or session.get("output_modalities") or ["audio"]
     if not isinstance(modalities, list) or "audio" not in modalities:
         raise RemoteProtocolError("invalid_request", "output_modalities must hold audio", "output_modalities")
@@ -149,7 +149,7 @@ BETA_PARTS = {"output_audio": "audio", "output_text": "text"}
 
 
 def is_beta(handshake: ClientHandshake) -> bool:
-    """By the header, or by the sub-protocol that browsers offer in its place."""
+    """Return whether the client uses the beta, by header or by the sub-protocol of browsers."""
     by_header = "realtime=v1" in handshake.headers.get("openai-beta", "")
     return by_header or "openai-beta.realtime-v1" in handshake.subprotocols
 

@@ -68,14 +68,14 @@ def _usage(num_chars: int) -> dict[str, Any]:
 
 
 def check_parts(item: OpenAIItem, field: str) -> None:
-    """Raise ``RemoteProtocolError`` for an item of too many parts."""
+    """Check the number of parts of an item; raises ``RemoteProtocolError``."""
     if len(item.content) > MAX_PARTS:
         message = f"{field} has {len(item.content)} parts, at most {MAX_PARTS}"
         raise RemoteProtocolError("invalid_event", message, field)
 
 
 def check_items(items: list[OpenAIItem], field: str) -> None:
-    """Raise ``RemoteProtocolError`` for too many items, or an item of too many parts."""
+    """Check the number of items and of their parts; raises ``RemoteProtocolError``."""
     if len(items) > MAX_ITEMS:
         raise RemoteProtocolError("invalid_event", f"{field} has {len(items)} items, at most {MAX_ITEMS}", field)
     for item in items:
@@ -133,7 +133,7 @@ class OpenAIConversation:
         return [reply for reply in self._replies.values() if reply.response_id == response_id]
 
     def add(self, item: OpenAIItem, previous_item_id: str | None) -> tuple[str, str | None]:
-        """Its id and that of the item before it. Raises ``RemoteProtocolError``."""
+        """Add an item and return its id and that of the item before; raises ``RemoteProtocolError``."""
         item_id = item.id or self._new_id("item")
         if item_id in self._items:
             raise RemoteProtocolError("item_already_exists", f"item {item_id[:40]!r} exists already", "item.id")
@@ -149,7 +149,7 @@ class OpenAIConversation:
         return item_id, fields.get(previous_item_id, previous_item_id)
 
     def item(self, item_id: str) -> dict[str, Any]:
-        """Raises ``RemoteProtocolError``."""
+        """Return an item; raises ``RemoteProtocolError`` if it does not exist."""
         if item_id not in self._items:
             raise RemoteProtocolError("item_not_found", f"item {item_id[:40]!r} is unknown", "item_id")
         return self._items[item_id]

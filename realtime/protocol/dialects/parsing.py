@@ -26,14 +26,14 @@ def parse_json(message: Message, kind: type[T]) -> T:
 
 
 def text_only(message: Message) -> str:
-    """Raises ``RemoteProtocolError`` for a binary message."""
+    """Return a text message; raises ``RemoteProtocolError`` for a binary one."""
     if isinstance(message, bytes):
         raise RemoteProtocolError("binary_not_accepted", "this wire takes text messages only")
     return message
 
 
 def require_context_id(context: str) -> str:
-    """Raises ``RemoteProtocolError`` when it is too long to be kept."""
+    """Check the length of a context id; raises ``RemoteProtocolError``."""
     if len(context) > MAX_CONTEXT_ID_CHARS:
         found = f"context_id has {len(context)} characters"
         raise RemoteProtocolError("invalid_event", f"{found}, at most {MAX_CONTEXT_ID_CHARS}", "context_id")

@@ -32,7 +32,7 @@ Schema = Mapping[str, ProtobufField]
 
 
 def decode(data: bytes, schema: Schema) -> Message:
-    """Raises ``RemoteProtocolError`` for what is no message."""
+    """Decode a message; raises ``RemoteProtocolError``."""
     names = {field.number: name for name, field in schema.items()}
     message: Message = {}
     for number, wire, value in _fields(data):

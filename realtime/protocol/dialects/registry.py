@@ -1,4 +1,4 @@
-"""Every wire on HTTP: where it is found, and which dialect is spoken there."""
+"""The routes of all wires on HTTP and their dialects."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class RimeMessage(Struct, rename={"context_id": "contextId"}):
 
 @dataclass(slots=True)
 class RimeGeneration:
-    """One generation: what is said under a context id up to a flush."""
+    """A generation: the text of a context id up to a flush."""
 
     context_id: str | None
     ended: bool = False

@@ -81,7 +81,7 @@ NANOS = 1_000_000_000
 
 
 def read(message: Message, binary: bool) -> dict[str, Any]:
-    """Raises ``RemoteProtocolError``."""
+    """Parse a message; raises ``RemoteProtocolError``."""
     if not binary:
         return _checked(_parsed(text_only(message)), REQUEST)
     if isinstance(message, str):

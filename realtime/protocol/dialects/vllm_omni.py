@@ -82,7 +82,7 @@ class VllmOmniConfig:
 
     @property
     def streams(self) -> bool:
-        """In and out, so that nothing of it is held."""
+        """True if text and audio are streamed, so that nothing is buffered."""
         return self.stream_audio and self.split_granularity != "none"
 
     @property

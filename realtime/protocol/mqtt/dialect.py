@@ -78,7 +78,7 @@ class MqttSessionDialect(Dialect):
         yield model.OpenContext(self._writing, self.options)
 
     def _end(self) -> Iterator[model.DialectCommand]:
-        """Also of a reply without text, which then has an end as any other."""
+        """End the reply; a reply without text ends as any other."""
         if self._torn:
             self._torn = False
             return
@@ -181,7 +181,7 @@ class MqttOneShotDialect(Dialect):
         yield model.AppendText("0", self._text, last=True)
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        """It has no topic where anybody could write."""
+        """Ignore messages: a single text has no inbox."""
         return iter(())
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:

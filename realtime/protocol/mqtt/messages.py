@@ -82,7 +82,7 @@ class MqttOpen(MqttSpeechOptions, frozen=True):
 
 
 class MqttSay(MqttSpeechOptions, frozen=True):
-    """One text, spoken as fast as it is made unless ``lead_ms`` is given."""
+    """A single text, sent as fast as it is generated unless ``lead_ms`` is given."""
 
     text: str
 
@@ -149,7 +149,7 @@ class MqttWordMarks(MqttOutbound, frozen=True, tag="marks"):
 
 
 class MqttSegmentDone(MqttOutbound, frozen=True, tag="seg_done"):
-    """All audio of the text up to a flush was sent."""
+    """Sent after all audio of the text up to a flush."""
 
     reply: int
     seg: int
@@ -233,7 +233,7 @@ def serialize(message: Struct) -> str:
 
 
 def parse_open(payload: bytes) -> MqttOpen:
-    """Raises ``RemoteProtocolError``, as all of these do."""
+    """Parse a request for a session; raises ``RemoteProtocolError``."""
     return _checked(decode_json(_open.decode, payload, "t"))
 
 
@@ -300,7 +300,7 @@ def properties(head: AudioHeader) -> list[tuple[str, str]]:
 
 
 def parse_header(found: Iterable[tuple[str, str]]) -> AudioHeader:
-    """Raises ``RemoteProtocolError``."""
+    """Parse the properties of an audio message; raises ``RemoteProtocolError``."""
     named = dict(found)
     try:
         return AudioHeader(int(named["reply"]), int(named["seq"]), float(named["ts"]), named.get("last") == "1")

@@ -31,7 +31,7 @@ def packed(
     expiry_s: int | None = None,
     user: Iterable[tuple[str, str]] = (),
 ) -> bytes:
-    """Their length and they themselves. Raises ``LocalProtocolError`` when one is too long."""
+    """Pack the properties after their length; raises ``LocalProtocolError`` if one is too long."""
     parts: list[bytes] = []
     if expiry_s is not None:
         parts.append(struct.pack(">BI", EXPIRY, expiry_s))

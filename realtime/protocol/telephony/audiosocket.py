@@ -23,7 +23,7 @@ UNSUPPORTED_RATES = {0x17: 96_000, 0x18: 192_000}
 
 
 class AudioSocketDialect(base.TelephonyDialect):
-    """Its messages are whole frames."""
+    """Asterisk's AudioSocket; messages are whole frames."""
 
     name = "audiosocket"
     formats = frozenset(model.TelephonyFormat("pcm_s16le", rate) for rate in KINDS)
@@ -76,7 +76,7 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 
 def frame_parts(message: model.Message) -> tuple[int, bytes]:
-    """Raises ``RemoteProtocolError`` for anything but one whole frame."""
+    """Split a frame into type and payload; raises ``RemoteProtocolError`` for anything but one whole frame."""
     if isinstance(message, str) or len(message) < HEADER.size:
         raise RemoteProtocolError("invalid_event", "not a frame of AudioSocket")
     kind, length = HEADER.unpack_from(message)

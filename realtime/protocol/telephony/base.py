@@ -23,8 +23,11 @@ MAX_PARAMETER_CHARS = 1_024
 
 
 class TelephonyDialect(ABC):
-    """One line. ``receive`` raises ``RemoteProtocolError`` for a message that breaks the wire; what it does not know
-    is passed over. The others give the message that says so, or ``None`` where the provider has none."""
+    """A provider's media stream.
+
+    ``receive`` raises ``RemoteProtocolError`` for a message that breaks the wire, and ignores unknown ones. The other
+    methods return the message to send, or ``None`` where the provider has none.
+    """
 
     name: ClassVar[str]
     # What may come.
@@ -62,7 +65,7 @@ class TelephonyDialect(ABC):
         return None
 
     def start(self, call_id: str, line: model.TelephonyFormat, parameters: Mapping[str, str]) -> model.StreamStarted:
-        """Raises ``RemoteProtocolError`` for a second start, an unknown format, or names without end."""
+        """Begin the stream; raises ``RemoteProtocolError`` for a second start, an unknown format, or too long names."""
         if self.format is not None:
             raise RemoteProtocolError("invalid_event", "the call has started already", "start")
         if line not in self.formats:
@@ -79,7 +82,7 @@ class TelephonyDialect(ABC):
         return model.StreamStarted(call_id, line, parameters)
 
     def caller_audio(self, data: bytes, number: int | None = None) -> model.CallerAudioReceived:
-        """Raises ``RemoteProtocolError`` before the start, and for half samples."""
+        """Return audio of the caller; raises ``RemoteProtocolError`` before the start, and for half samples."""
         line = self.require_start("media")
         if len(data) % line.sample_bytes:
             found = f"{len(data)} bytes are no whole number of samples of {line.sample_bytes} bytes"
@@ -96,14 +99,14 @@ class TelephonyDialect(ABC):
 
 
 def required(part: T | None, name: str) -> T:
-    """Raises ``RemoteProtocolError``."""
+    """Return a required field; raises ``RemoteProtocolError`` if it is missing."""
     if part is None:
         raise RemoteProtocolError("invalid_event", f"Object missing required field `{name}`", name)
     return part
 
 
 def payload(text: str) -> bytes:
-    """Raises ``RemoteProtocolError``."""
+    """Decode base64 audio; raises ``RemoteProtocolError``."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -111,7 +114,7 @@ def payload(text: str) -> bytes:
 
 
 def digit(text: str) -> str:
-    """Raises ``RemoteProtocolError``."""
+    """Check a DTMF digit; raises ``RemoteProtocolError``."""
     pressed = text.strip().upper()
     if DIGIT.fullmatch(pressed) is None:
         raise RemoteProtocolError("invalid_event", f"no key of a telephone: {text[:8]!r}", "digit")
@@ -119,7 +122,7 @@ def digit(text: str) -> str:
 
 
 def mark_name(text: str) -> str:
-    """Raises ``RemoteProtocolError``."""
+    """Check the name of a mark; raises ``RemoteProtocolError``."""
     if len(text) > MAX_NAME_CHARS:
         found = f"a mark has at most {MAX_NAME_CHARS} characters, this one {len(text)}"
         raise RemoteProtocolError("invalid_event", found, "name")

@@ -68,7 +68,7 @@ class JsonStreamDialect(base.TelephonyDialect):
 
     @abstractmethod
     def begin(self, parsed: Any) -> model.StreamStarted:
-        """Raises ``RemoteProtocolError``."""
+        """Begin the stream from the provider's start message; raises ``RemoteProtocolError``."""
 
     def receive_more(self, parsed: Any) -> Sequence[model.TelephonyEvent]:
         """Events that only this provider has. Raises ``RemoteProtocolError``."""

@@ -1,4 +1,4 @@
-"""Every provider's line: where it is found, and which dialect is spoken there."""
+"""The routes of telephony providers and their dialects."""
 
 from __future__ import annotations
 

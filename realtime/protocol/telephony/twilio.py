@@ -73,10 +73,10 @@ def sign(token: str, url: str, fields: Mapping[str, str] | None = None) -> str:
 
 
 def is_signed(token: str, url: str, signature: str, fields: Mapping[str, str] | None = None) -> bool:
-    """Whether the holder of ``token`` signed this address, as Twilio spells it: with or without the port, and for
-    WebSockets with the slash at the end that some of its servers put there. An address that is none is not signed.
+    """Return whether the signature is Twilio's for this URL, with or without port and final slash.
 
-    A signature holds for the address alone, whenever and however often it is shown: it has to travel by TLS."""
+    A malformed URL is not signed. A signature is valid for its URL at any time and any number of uses, so it needs TLS.
+    """
     given = signature.encode("utf-8", "surrogateescape")
     try:
         known = list(url_variants(url))

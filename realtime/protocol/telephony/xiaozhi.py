@@ -36,7 +36,7 @@ _decoder: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, 
 
 
 class XiaozhiDialect(base.TelephonyDialect):
-    """Its messages are text, and PCM in place of the packets."""
+    """The xiaozhi protocol; messages are text, and PCM in place of Opus packets."""
 
     name = "xiaozhi"
     formats = frozenset({LINE})
@@ -76,7 +76,7 @@ class XiaozhiDialect(base.TelephonyDialect):
         return data
 
     def send_mark(self, name: str) -> bytes:
-        """Nothing comes back for it; the sound before it must not wait for more."""
+        """Flush audio before a mark; devices do not acknowledge marks."""
         return FLUSH
 
     def send_clear(self) -> str:
@@ -163,7 +163,7 @@ def stream_id_of(datagram: bytes) -> int | None:
 
 @dataclass(slots=True)
 class EncryptedAudioStream:
-    """One device's stream, both ways."""
+    """Encrypts and decrypts the UDP audio of a device."""
 
     key: bytes
     stream: int
