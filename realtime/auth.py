@@ -141,10 +141,10 @@ class Authenticator:
         if not self._keys:
             _require_loopback(request)
             return LOCAL
-        shown = list(itertools.islice(filter(None, _presented_keys(request)), MAX_PRESENTED_KEYS))
-        if not shown:
+        keys = list(itertools.islice(filter(None, _presented_keys(request)), MAX_PRESENTED_KEYS))
+        if not keys:
             return None
-        found = [caller for key in shown if (caller := self._find(key)) is not None]
+        found = [caller for key in keys if (caller := self._find(key)) is not None]
         if not found:
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
         return next((caller for caller in found if caller.has_scope(scope)), None) or _require_scope(found[0], scope)

@@ -501,8 +501,8 @@ def _convert(setting: RawSetting) -> object:
     try:
         return msgspec.convert(setting.value, field.type, strict=not setting.is_text)
     except msgspec.ValidationError:
-        shown = "..." if setting.name in SECRETS else repr(setting.value)
-        raise ConfigError(f"{setting.name} = {shown} ({setting.origin}): expected {allowed(field)}") from None
+        value = "..." if setting.name in SECRETS else repr(setting.value)
+        raise ConfigError(f"{setting.name} = {value} ({setting.origin}): expected {allowed(field)}") from None
 
 
 def allowed(field: msgspec.structs.FieldInfo) -> str:

@@ -66,9 +66,9 @@ class OptionResolver:
             return ours, ""
         return self.base.language, f"language {_truncate(named)} is unknown, the default is taken"
 
-    def _speed(self, asked: float) -> tuple[float, str]:
-        speed = min(max(asked, MIN_SPEED), MAX_SPEED)
-        return speed, "" if speed == asked else f"speed is taken as {speed:g}, the nearest there is"
+    def _speed(self, requested: float) -> tuple[float, str]:
+        speed = min(max(requested, MIN_SPEED), MAX_SPEED)
+        return speed, "" if speed == requested else f"speed is taken as {speed:g}, the nearest there is"
 
 
 def audio_format(requested: RequestedFormat) -> AudioFormat:

@@ -202,8 +202,8 @@ class SystemResolver:
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """Resolve a host to addresses; raises ``OSError``."""
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        resolve = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, resolve)
         return [str(address[0]) for *_, address in found]
 
 

@@ -97,8 +97,8 @@ class Response:
         """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``."""
         info, limits = services.engine.info, services.limits
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
-        is_asked = settings.reports_heard_text or settings.word_times
-        make_aligner = services.make_aligner if is_asked else UniformAligner
+        needs_alignment = settings.reports_heard_text or settings.word_times
+        make_aligner = services.make_aligner if needs_alignment else UniformAligner
         self.response_id = response_id
         self.settings = settings
         self.state = State.OPEN

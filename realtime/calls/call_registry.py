@@ -49,8 +49,8 @@ class AgentSubscription:
     wake: Callable[[], None] = lambda: None
 
     def matches(self, call: RegisteredCall) -> bool:
-        mine = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
-        return mine and (call.is_local or not self.local_only)
+        is_named = self.caller_name == call.caller_name and self.call_id in (None, call.connected.call_id)
+        return is_named and (call.is_local or not self.local_only)
 
     def enqueue(self, event: model.CallEvent) -> None:
         if self.is_overflowed:

@@ -136,7 +136,7 @@ class HubClient:
         # The gateway of each remote call.
         self._gateways: dict[str, int] = {}
         # By number: the call, and what waits for the answer.
-        self._asked: dict[str, tuple[str, asyncio.Future[model.CallEvent | None]]] = {}
+        self._pending: dict[str, tuple[str, asyncio.Future[model.CallEvent | None]]] = {}
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -212,7 +212,7 @@ class HubClient:
 
     async def _answered(self, message: CommandAnswered) -> None:
         """Drop an answer without a waiter: the call has ended, or the requester is gone."""
-        _, answer = self._asked.get(message.number, (None, None))
+        _, answer = self._pending.get(message.number, (None, None))
         if answer is not None and not answer.done():
             answer.set_result(message.answer)
             await asyncio.sleep(0)  # later events are sent after the answer
@@ -221,7 +221,7 @@ class HubClient:
         """Send a command to the gateway of a call; raises ``RequestRefused``."""
         number = secrets.token_hex(8)
         answer: asyncio.Future[model.CallEvent | None] = asyncio.get_running_loop().create_future()
-        self._asked[number] = call_id, answer
+        self._pending[number] = call_id, answer
         try:
             self._send(CommandRequested(number, caller_name, call_id, command))
             async with asyncio.timeout(self._answer_timeout_s):
@@ -229,28 +229,28 @@ class HubClient:
         except TimeoutError:
             raise RequestRefused("overloaded", f"the gateway of call {call_id!r} does not answer") from None
         finally:
-            del self._asked[number]
+            del self._pending[number]
         if isinstance(event, model.CommandRefused):
             raise RequestRefused(event.code, event.message, event.param, event.retry_after_ms)
         return event
 
-    async def _execute_command(self, asked: CommandRequested) -> None:
+    async def _execute_command(self, request: CommandRequested) -> None:
         """Carry out a command of another gateway's agent. A call that has ended has published its end already."""
-        if asked.call_id not in (call.connected.call_id for call in self._switchboard.local_calls()):
+        if request.call_id not in (call.connected.call_id for call in self._switchboard.local_calls()):
             return
         answer: model.CallEvent | None
         try:
-            answer = await self._switchboard.call(asked.caller_name, asked.call_id).handle_command(asked.command)
+            answer = await self._switchboard.call(request.caller_name, request.call_id).handle_command(request.command)
         except SpeechError as error:
-            answer = model.CommandRefused.from_info(error.info, asked.call_id)
-        self._send(CommandAnswered(asked.number, answer))
+            answer = model.CommandRefused.from_info(error.info, request.call_id)
+        self._send(CommandAnswered(request.number, answer))
 
     def _remove_gateway(self, call_ids: list[str]) -> None:
         """Fail the pending commands of calls that have ended or whose gateway is gone."""
         for call_id in call_ids:
             if self._gateways.pop(call_id, None) is not None:
                 self._switchboard.remove_remote_call(call_id)
-            for of_call, answer in list(self._asked.values()):
+            for of_call, answer in list(self._pending.values()):
                 if of_call == call_id and not answer.done():
                     answer.set_exception(RequestRefused("unknown_call", f"call {call_id!r} has ended", "call_id"))
 

@@ -175,8 +175,8 @@ class BatchedMqttConnection(MqttConnection):
     def _handle_packets(self, found: PublishPacket) -> None:
         if found.packet_id is not None:
             self._socket.send(puback(found.packet_id))
-        told = (found.retained, found.response_topic, found.correlation, found.content_type, tuple(found.user))
-        self._handler(IncomingMessage(found.topic, found.payload, *told))
+        properties = (found.retained, found.response_topic, found.correlation, found.content_type, tuple(found.user))
+        self._handler(IncomingMessage(found.topic, found.payload, *properties))
 
     def _write(self) -> None:
         with self._ending_when_broken():

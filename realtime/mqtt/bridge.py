@@ -36,7 +36,7 @@ class MqttBridge:
         # While the broker is there.
         self.handler: MqttConnectionHandler | None = None
         # Topics of events of sessions that were lost with the broker.
-        self._farewells: list[str] = []
+        self._lost_event_topics: list[str] = []
         if settings.url is None:
             return
         self._owner = resolve_owner(server, "mqtt.default_key_name", settings.default_key_name)
@@ -62,23 +62,25 @@ class MqttBridge:
     async def _serve(self, line: MqttConnection) -> None:
         """Serve one broker connection; raises ``BrokerDisconnected`` after all of its sessions have ended."""
         await self._publish_session_ends(line)
-        visit = self.handler = MqttConnectionHandler(
+        handler = self.handler = MqttConnectionHandler(
             self._server, self._switchboard, self._owner, self._topics, self.worker, line
         )
         try:
-            await visit.run()
+            await handler.run()
         finally:
-            self._farewells += visit.sessions.lost_event_topics
+            self._lost_event_topics += handler.sessions.lost_event_topics
             self.handler = None
 
     async def _publish_session_ends(self, line: MqttConnection) -> None:
         closed = serialize(MqttClosed(reason=DISCONNECTED_CODE))
-        while self._farewells:
-            topic = self._farewells[-1]
-            said = Publication(topic=topic, payload=closed, qos=1, content_type=JSON, expiry_s=SESSION_END_EXPIRY_S)
+        while self._lost_event_topics:
+            topic = self._lost_event_topics[-1]
+            publication = Publication(
+                topic=topic, payload=closed, qos=1, content_type=JSON, expiry_s=SESSION_END_EXPIRY_S
+            )
             with suppress(RequestRefused, LocalProtocolError):
-                await line.publish(said)
-            self._farewells.pop()
+                await line.publish(publication)
+            self._lost_event_topics.pop()
 
 
 def worker_name(given: str | None) -> str:

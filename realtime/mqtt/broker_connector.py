@@ -158,12 +158,12 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
 def _apply_broker_limits(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
     """Read the limits in the broker's CONNACK, which aiomqtt does not expose."""
     paho = client._client
-    greeted = paho.on_connect
+    on_connect_of_aiomqtt = paho.on_connect
 
-    def on_connect(*told: Any) -> None:
-        capacity.from_connack(told[-1])
+    def on_connect(*arguments: Any) -> None:
+        capacity.from_connack(arguments[-1])
         paho._max_inflight_messages = capacity.unacknowledged  # its own setter wants to be asked before
-        greeted(*told)
+        on_connect_of_aiomqtt(*arguments)
 
     paho.on_connect = on_connect
 

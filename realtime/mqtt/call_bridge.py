@@ -80,9 +80,9 @@ class MqttCallBridge:
 
     async def _publish(self, call_id: str, event: model.CallEvent) -> None:
         topic = self._topics.call_events(self._worker, call_id)
-        said = Publication(topic=topic, payload=serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
+        publication = Publication(topic=topic, payload=serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
         try:
-            await self._line.publish(said)
-        except (RequestRefused, LocalProtocolError) as error:  # agents do not hear of it, and the call goes on
+            await self._line.publish(publication)
+        except (RequestRefused, LocalProtocolError) as error:  # agents miss the event; the call continues
             log.warning("%s", error)
             self._server.metrics.refused(error.code)

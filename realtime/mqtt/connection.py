@@ -86,7 +86,7 @@ class MqttConnection:
         self._capacity = capacity
         self._broken = asyncio.Event()
         # Of those who wait for the broker.
-        self._patience: set[asyncio.Timeout] = set()
+        self._timeouts: set[asyncio.Timeout] = set()
         # What was said by paho-mqtt; the reason codes come.
         self._unanswered: dict[int, asyncio.Future[int]] = {}
         client._client.on_publish = self._published
@@ -138,12 +138,12 @@ class MqttConnection:
         """Gives the reason code of the broker's answer, which aiomqtt keeps to itself."""
         self._check_length(publication.packet(number=publication.qos or None))
         properties = PackedProperties(publication.properties())
-        told = (publication.topic, publication.payload, publication.qos, publication.retain, properties)
-        code: int = await self._await_ack(lambda: self._publish_with_paho(*told))
+        arguments = (publication.topic, publication.payload, publication.qos, publication.retain, properties)
+        code: int = await self._await_ack(lambda: self._publish_with_paho(*arguments))
         return code
 
-    async def _publish_with_paho(self, *told: Any) -> int:
-        info = self._client._client.publish(*told)
+    async def _publish_with_paho(self, *arguments: Any) -> int:
+        info = self._client._client.publish(*arguments)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise aiomqtt.MqttCodeError(info.rc, "it was not sent")
         if info.is_published():
@@ -170,21 +170,21 @@ class MqttConnection:
         if self._broken.is_set():
             raise BrokerDisconnected("the connection is broken")
         try:  # aiomqtt's own timeout may swallow a cancellation in Python 3.11
-            async with asyncio.timeout(self._timeout_s) as patience:
-                self._patience.add(patience)
+            async with asyncio.timeout(self._timeout_s) as timeout:
+                self._timeouts.add(timeout)
                 try:
                     return await ask()
                 finally:
-                    self._patience.discard(patience)
+                    self._timeouts.discard(timeout)
         except (aiomqtt.MqttError, TimeoutError, ValueError, RuntimeError) as error:
             self._broken.set()
             raise BrokerDisconnected(reason(error)) from None
 
     def _cancel_pending(self) -> None:
         """Fail all pending requests after a disconnect."""
-        for patience in self._patience:
-            if not patience.expired():
-                patience.reschedule(asyncio.get_running_loop().time())
+        for timeout in self._timeouts:
+            if not timeout.expired():
+                timeout.reschedule(asyncio.get_running_loop().time())
 
 
 def resolve(answer: asyncio.Future[int], code: int) -> None:

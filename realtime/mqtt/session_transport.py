@@ -91,13 +91,13 @@ class MqttReplyTransport(MqttSessionTransport):
         self.abort()
 
     def _publication(self, message: str | bytes) -> Publication:
-        said = super()._publication(message)
-        user = said.user if isinstance(message, bytes) else (("last", "1"),)
+        publication = super()._publication(message)
+        user = publication.user if isinstance(message, bytes) else (("last", "1"),)
         return Publication(
-            topic=said.topic,
-            payload=said.payload,
-            qos=said.qos,
-            content_type=said.content_type,
+            topic=publication.topic,
+            payload=publication.payload,
+            qos=publication.qos,
+            content_type=publication.content_type,
             correlation=self._correlation,
             user=user,
         )

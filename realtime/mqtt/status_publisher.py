@@ -19,19 +19,19 @@ class StatusPublisher:
     def __init__(self, line: MqttConnection, topics: Topics, worker: str, read: Callable[[], MqttServerStatus]) -> None:
         self._line, self._topics, self._worker = line, topics, worker
         self._read = read
-        self._told: MqttServerStatus | None = None
-        self._told_s = 0.0
+        self._published: MqttServerStatus | None = None
+        self._published_s = 0.0
 
     async def run(self, on_draining: Callable[[], Awaitable[None]]) -> None:
-        """Tell what has changed, now and then; that the server is draining, at once."""
-        stood_aside = False
+        """Publish changes at intervals, and draining at once."""
+        has_drained = False
         while True:
             status = self._read()
-            leaves = status.state == "draining" and not stood_aside
-            if leaves:
-                stood_aside = True
+            drains = status.state == "draining" and not has_drained
+            if drains:
+                has_drained = True
                 await on_draining()
-            await self._publish(status, now=leaves)
+            await self._publish(status, now=drains)
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def clear(self) -> None:
@@ -39,11 +39,11 @@ class StatusPublisher:
 
     async def _publish(self, status: MqttServerStatus, now: bool = False) -> None:
         time_s = asyncio.get_running_loop().time()
-        since_s = time_s - self._told_s
-        due = self._told is None or now or since_s >= EXPIRY_S / 2
-        if due or (status != self._told and since_s >= PUBLISH_INTERVAL_S):
+        since_s = time_s - self._published_s
+        due = self._published is None or now or since_s >= EXPIRY_S / 2
+        if due or (status != self._published and since_s >= PUBLISH_INTERVAL_S):
             await self._line.publish_nowait(publication(self._topics, self._worker, status))
-            self._told, self._told_s = status, time_s
+            self._published, self._published_s = status, time_s
 
 
 def publication(topics: Topics, worker: str, status: MqttServerStatus) -> Publication:
@@ -58,5 +58,5 @@ def publication(topics: Topics, worker: str, status: MqttServerStatus) -> Public
 
 
 def offline(topics: Topics, worker: str) -> Publication:
-    """The will of a server."""
+    """Build the will of a server."""
     return publication(topics, worker, MqttServerStatus(state="offline"))

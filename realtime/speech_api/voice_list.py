@@ -14,7 +14,7 @@ from realtime.speech_api.options import CODES, NAMES
 from sessions.voices.lookup import voices_for
 from sessions.voices.store import VoiceStore
 
-MAX_SHOWN_CHARS = 40
+MAX_QUOTED_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +87,4 @@ def position(voices: Sequence[ListedVoice], query: QueryParams, name: str) -> in
 
 
 def _refused(name: str, allowed: str, given: str) -> RequestRefused:
-    return RequestRefused("invalid_request", f"{name} must be {allowed}, is {given[:MAX_SHOWN_CHARS]!r}", name)
+    return RequestRefused("invalid_request", f"{name} must be {allowed}, is {given[:MAX_QUOTED_CHARS]!r}", name)

@@ -59,7 +59,7 @@ async def run_server(
     port: int,
     serve: Serve,
     tls: ssl.SSLContext | None = None,
-    asks_for_keys: bool = False,
+    requires_keys: bool = False,
     num_unknown: Callable[[], int] = int,
 ) -> AsyncIterator[int]:
     """The port, while this lasts. TLS handshakes and ``num_unknown`` connections together are at most
@@ -73,7 +73,7 @@ async def run_server(
         lambda: max_connections - num_unknown(),
     )
     found: int = sockets[0].getsockname()[1]
-    if not asks_for_keys:
+    if not requires_keys:
         warn_if_public_without_auth(name, sockets)
     acceptor.listen(sockets, listen.backlog, tls)
     log.info("listening for %s", name, extra={"host": host, "port": found})

@@ -66,7 +66,7 @@ class XiaozhiMqttServer:
                 *parse_address(self._settings.mqtt),
                 self._serve,
                 self._tls(),
-                asks_for_keys=True,
+                requires_keys=True,
                 num_unknown=lambda: len(self._serving) - self._num_devices,
             ) as port,
         ):
@@ -235,8 +235,8 @@ class XiaozhiMqttDevice:
             sound = stream.crypto
             place = {"server": self._public_host, "port": self._udp.port}
             udp = {**place, "key": sound.key.hex(), "nonce": sound.nonce.hex()}
-            shown = {"client_id": self._client_id} if self._client_id else {}
-            dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", shown, "udp", udp=udp)
+            parameters = {"client_id": self._client_id} if self._client_id else {}
+            dialect = XiaozhiDialect(f"device-{secrets.token_hex(8)}", parameters, "udp", udp=udp)
             try:
                 await self._devices.run_conversation(line, dialect, self._caller)
             except SpeechError as error:

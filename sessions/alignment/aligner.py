@@ -57,7 +57,7 @@ class ForcedAligner:
 
     def __init__(self, sample_rate: int, weights: AlignerWeights | None = None) -> None:
         self._weights = weights or load_weights()
-        self._ear = AcousticModel(self._weights.acoustic, sample_rate)
+        self._model = AcousticModel(self._weights.acoustic, sample_rate)
         self._path = ViterbiPath(self._weights.acoustic.log_prior.size)
         self._step_samples = step_samples(sample_rate)
         self._num_samples = 0
@@ -92,11 +92,11 @@ class ForcedAligner:
 
     def push(self, pcm: Pcm) -> None:
         self._num_samples += pcm.size
-        for block in self._ear.push(pcm):
+        for block in self._model.push(pcm):
             self._advance(block)
 
     def finish(self) -> None:
-        for block in self._ear.finish():
+        for block in self._model.finish():
             self._advance(block)
         traced = self._path.trace(self._path.num_units) or self._path.trace()
         self._ends += self._new_ends(traced, self._path.num_steps)

@@ -59,11 +59,11 @@ class AlignerWeights:
             return held[f"{name}.weight"], held[f"{name}.bias"]
 
         num_layers = sum(name.startswith("ear.") and name.endswith(".weight") for name in held)
-        ear = AcousticWeights(tuple(layer(f"ear.{number}") for number in range(num_layers)), held["ear.log_prior"])
+        acoustic = AcousticWeights(tuple(layer(f"ear.{number}") for number in range(num_layers)), held["ear.log_prior"])
         letters = LetterModelWeights(
             held["letters.embedding"], held["letters.bias"], layer("letters.sounds"), layer("letters.durations")
         )
-        return cls(ear, letters)
+        return cls(acoustic, letters)
 
 
 def log_softmax(values: Floats) -> Floats:

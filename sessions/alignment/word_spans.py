@@ -117,17 +117,19 @@ def align_characters(spoken: str, written: str) -> list[int]:
 
 def _matching_runs(spoken: str, written: str) -> Iterable[tuple[int, int]]:
     """Places in both that belong together, in order."""
-    said, read = (list(re.finditer(r"\S+", text)) for text in (spoken, written))
-    matcher = SequenceMatcher(None, [_key(word) for word in said], [_key(word) for word in read], autojunk=False)
+    spoken_words, written_words = (list(re.finditer(r"\S+", text)) for text in (spoken, written))
+    matcher = SequenceMatcher(
+        None, [_key(word) for word in spoken_words], [_key(word) for word in written_words], autojunk=False
+    )
     yield 0, 0
     for first, other, size in matcher.get_matching_blocks():
         if first and other:
-            yield said[first - 1].end(), read[other - 1].end()
-        for one, same in zip(said[first : first + size], read[other : other + size], strict=True):
+            yield spoken_words[first - 1].end(), written_words[other - 1].end()
+        for one, same in zip(spoken_words[first : first + size], written_words[other : other + size], strict=True):
             yield one.start(), same.start()
             yield one.end(), same.end()
-        if first + size < len(said) and other + size < len(read):
-            yield said[first + size].start(), read[other + size].start()
+        if first + size < len(spoken_words) and other + size < len(written_words):
+            yield spoken_words[first + size].start(), written_words[other + size].start()
     yield len(spoken), len(written)
 
 

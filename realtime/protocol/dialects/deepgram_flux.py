@@ -271,11 +271,11 @@ class DeepgramFluxDialect(Dialect):
 
     def _send_interrupted(self, turn: FluxTurn, heard: str, remaining: str) -> Iterator[model.DialectCommand]:
         """Without an offset, what was sent counts as played."""
-        told_ms = turn.start_ms + turn.audio_ms if turn.offset_ms is None else turn.offset_ms
+        played_ms = turn.start_ms + turn.audio_ms if turn.offset_ms is None else turn.offset_ms
         texts = {} if turn.offset_ms is None else {"text_spoken": heard, "text_remaining": remaining}
-        self._played_ms = self._min_offset_ms = told_ms
+        self._played_ms = self._min_offset_ms = played_ms
         self._last = None
-        yield self._send("SpeechInterrupted", audio_played_ms=round(told_ms), **texts, metadata=turn.metadata)
+        yield self._send("SpeechInterrupted", audio_played_ms=round(played_ms), **texts, metadata=turn.metadata)
 
     def _warn(self, code: str, description: str) -> model.SendMessage:
         return self._send("Warning", code=code, description=description)

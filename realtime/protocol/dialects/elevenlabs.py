@@ -134,17 +134,17 @@ class ElevenLabsSocket(Dialect, Generic[S]):
             spoken, opening = self._open(name, parsed)
             self._contexts[name] = spoken
             yield opening
-        says_something = _has_text(parsed)
+        has_text = _has_text(parsed)
         if spoken.closed:
-            if says_something and not self.single:
+            if has_text and not self.single:
                 error = ErrorInfo(code="text_closed", message="text after the close of its context")
                 yield replace(self._error(spoken, error), refused_code=error.code)
             return
         yield from self._append(spoken, parsed)
         if parsed.flush:
             yield from self._flush(spoken)
-        if parsed.flush or says_something:
-            spoken.flushed = not says_something
+        if parsed.flush or has_text:
+            spoken.flushed = not has_text
 
     def _flush(self, spoken: S) -> Iterator[model.DialectCommand]:
         yield model.FlushContext(self._part(spoken))

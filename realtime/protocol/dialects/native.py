@@ -68,13 +68,13 @@ class NativeDialect(Dialect):
         if isinstance(message, bytes):
             raise RemoteProtocolError("binary_not_accepted", "clients send text messages only")
         event = parse_client(message)
-        told_id = getattr(event, "response_id", None)
-        if isinstance(event, ev.ResponseCreate) and told_id is None:
+        given_id = getattr(event, "response_id", None)
+        if isinstance(event, ev.ResponseCreate) and given_id is None:
             event = msgspec.structs.replace(event, response_id=f"resp_{secrets.token_hex(8)}")
         try:
             is_applied = self._states.apply_client_event(event)
         except RemoteProtocolError as error:
-            yield model.SendMessage(_error(error.info, told_id), refused_code=error.code)
+            yield model.SendMessage(_error(error.info, given_id), refused_code=error.code)
         else:
             if is_applied:
                 yield from self._commands(event)

@@ -70,8 +70,10 @@ class TelephonyDialect(ABC):
             raise RemoteProtocolError("invalid_event", "the call has started already", "start")
         if line not in self.formats:
             known = ", ".join(sorted(f"{one.encoding} at {one.sample_rate}" for one in self.formats))
-            asked = f"{line.encoding[:40]} at {line.sample_rate}"
-            raise RemoteProtocolError("unsupported_format", f"{self.name} may send {known}, not {asked}", "encoding")
+            requested = f"{line.encoding[:40]} at {line.sample_rate}"
+            raise RemoteProtocolError(
+                "unsupported_format", f"{self.name} may send {known}, not {requested}", "encoding"
+            )
         if not 0 < len(call_id) <= MAX_NAME_CHARS:
             found = f"a call id has 1 to {MAX_NAME_CHARS} characters, this one {len(call_id)}"
             raise RemoteProtocolError("invalid_event", found, "call_id")

@@ -55,8 +55,8 @@ class VonageDialect(base.TelephonyDialect):
     def _begin(self, parsed: VonageMessage, content: dict[str, object]) -> model.StreamStarted:
         found = CONTENT_TYPE.fullmatch(parsed.content_type.strip())
         if found is None:
-            asked = f"content-type must be audio/l16;rate=N, is {parsed.content_type[:40]!r}"
-            raise RemoteProtocolError("unsupported_format", asked, "content-type")
+            expected = f"content-type must be audio/l16;rate=N, is {parsed.content_type[:40]!r}"
+            raise RemoteProtocolError("unsupported_format", expected, "content-type")
         headers = base.parameters({name: value for name, value in content.items() if name not in RESERVED_FIELDS})
         call_id = headers.get("uuid") or headers.get("call_uuid") or self._call_id
         return self.start(call_id, model.TelephonyFormat("pcm_s16le", int(found[1])), headers)
