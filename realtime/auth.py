@@ -35,7 +35,7 @@ KEY_FOLLOWS = ("token", "bearer")
 KEY_HEADERS = ("x-api-key", "xi-api-key", "kyutai-api-key")
 KEY_QUERIES = ("api_key", "access_token", "authorization", "single_use_token", "auth_id", "token")
 SCHEMES = ("bearer", "token")
-# Of one request, which may show several.
+# Maximum of keys in a request.
 MAX_PRESENTED_KEYS = 8
 # Headers that proxies, load balancers and content networks add to what they pass on.
 PROXY_HEADER = re.compile(
@@ -74,7 +74,7 @@ class Principal:
     name: str = ""
     max_connections: int | None = None
     max_active_responses: int | None = None
-    # Of the token that was shown; ``None``: the key itself was.
+    # Scopes of the token; ``None`` for the key itself.
     scopes: frozenset[TokenScope] | None = None
 
     @property

@@ -371,7 +371,7 @@ class RawSetting(NamedTuple):
     name: str
     value: object
     origin: str
-    # Whether all values of this origin are text, which then may stand for numbers and booleans.
+    # True if the origin has text only, which is converted to numbers and booleans.
     is_text: bool = True
 
 

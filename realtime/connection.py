@@ -51,14 +51,14 @@ class Connection(ABC):
         self._link: MessageTransport
         self._num_errors = 0
         self._opened_s = now_s()
-        # Whether the server may close it: neither before its start nor while it closes.
+        # True while the server may close it: after its start, until a close begins.
         self._is_running = False
         self._close_reason: CloseReason | None = None
-        # Whether the reader and the writer have ended.
+        # True once the reader, or the writer, has ended.
         self._is_read = self._is_written = False
         # Close code of the WebSocket, by either side.
         self._closed_with: int | None = None
-        # To be written, in order.
+        # Unwritten messages, in order.
         self._messages: deque[model.Message] = deque()
         self._to_write = WakeEvent()
         self._has_room = WakeEvent()

@@ -53,10 +53,10 @@ class ContextState:
     track: str | None = None
     # Commands that wait for the contexts before it; ``None`` once it is its turn.
     pending: list[TextIntent] | None = None
-    # Whether it passed ``check_can_start`` when it began to wait.
+    # True if it passed ``check_can_start`` when it began to wait.
     admitted: bool = False
     response: Response | None = None
-    # Whether its text is complete.
+    # True once its text is complete.
     ended: bool = False
 
 
@@ -74,9 +74,9 @@ class Conversation:
     check_can_start: Callable[[], None]
     config: ServerConfig
     wake: Callable[[], None]
-    # All contexts are of one track.
+    # True if all contexts are of one track.
     serial: bool = False
-    # In the order they were opened.
+    # Open contexts in the order they were opened.
     _open: dict[str, ContextState] = field(default_factory=dict)
     _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
     # Contexts with a response, rotated so that each is asked for events in turn.

@@ -69,9 +69,9 @@ class FaultOwner(StrEnum):
 
 class ErrorRule(NamedTuple):
     fault: FaultOwner
-    # Of the answer to an HTTP request or a handshake that fails so.
+    # Status of an HTTP request or handshake that fails with this code.
     http_status: int
-    # What a connection that fails so is closed with; ``None`` leaves it open.
+    # Close code of a connection that fails with this code; ``None`` leaves it open.
     close: CloseCode | None
     meaning: str
 

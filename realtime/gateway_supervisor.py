@@ -99,7 +99,7 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     counted: tuple[str, ...]
     # Address by which gateways learn of each other's calls.
     exchange: str
-    # Which of its columns is this gateway's.
+    # Column of this gateway.
     column: int = 0
 
     def open_tally(self) -> SharedUsageCounters:

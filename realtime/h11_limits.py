@@ -13,7 +13,7 @@ SMALL_CHUNK_BYTES, MAX_SMALL_CHUNKS = 256, 1_000
 class ChunkLimitedConnection(h11.Connection):
     """Connection of h11 for either role; a body in very small chunks breaks the protocol."""
 
-    # Of the body that is arriving.
+    # Size of the current body.
     _num_bytes = _num_pieces = 0
 
     def next_event(self) -> Any:

@@ -15,7 +15,7 @@ import msgspec
 
 from realtime.config import LogSettings
 
-# What a call may pass in ``extra``.
+# Fields that a call may pass in ``extra``.
 FIELDS = (
     "session_id",
     "response_id",

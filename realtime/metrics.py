@@ -14,7 +14,7 @@ from engine.api import EngineStats
 from realtime.memory import resident_bytes
 
 PREFIX = "voicewire_"
-# With this in the environment, prometheus-client keeps its values in files that several processes share.
+# Makes prometheus-client share its values between processes in files of this folder.
 MULTIPROCESS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 FAST_S = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 STEP_S = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.1, 0.2, 0.5, 1)

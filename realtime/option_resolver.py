@@ -25,7 +25,7 @@ class OptionResolver:
     info: EngineInfo
     # Vendors' voice ids -> voices of this server.
     aliases: Mapping[str, str]
-    # Whether the caller has a voice of this name beside those of the checkpoint.
+    # Returns whether the caller has a stored voice of this name.
     is_stored: Callable[[str], bool]
 
     def resolve(self, options: SpeechOptions) -> tuple[SpeechSettings, tuple[str, ...]]:

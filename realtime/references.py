@@ -64,7 +64,7 @@ class FetchTarget(NamedTuple):
     scheme: str
     host: str
     port: int
-    # With the query.
+    # Path and query.
     path: str
 
     @property
@@ -182,7 +182,7 @@ Connect = Callable[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRules:
     max_bytes: int = 10 * 2**20
-    # For resolving, all hops and the whole body.
+    # Timeout of resolving, all redirects and the whole body.
     timeout_s: float = 10.0
     max_redirects: int = 3
     allow_http: bool = False

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Of the event loop until it has called the handler of a signal that has come.
+# Iterations of the event loop until the handler of a pending signal has run.
 NUM_LOOP_PASSES = 3
 
 

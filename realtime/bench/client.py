@@ -171,7 +171,7 @@ async def open_packet_client(url: str, api_key: str | None = None) -> PacketCoun
 
 OPUS_RATE = 48_000
 PACKET_S = 0.02
-# Of playback.
+# Playback before the cancel.
 CANCEL_AFTER_S = 1.0
 # Consecutive texts that are long enough to be cancelled in the middle.
 CANCEL_TEXTS = 3

@@ -53,17 +53,17 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     api_key: str | None = None
     first_session: int = 0
-    # Of this process; sessions are numbered through over all processes.
+    # Sessions of this process; numbers continue over all processes.
     num_sessions: int = 1
     total_sessions: int = 1
-    # Of each session, one after the other.
+    # Consecutive responses of each session.
     num_responses: int = 1
     # 0 sends each text at once.
     tokens_per_second: float = 50.0
     burst: bool = False
-    # Whether each session ends with one more response that is cancelled in the middle.
+    # True to end each session with one more response, which is cancelled.
     cancel: bool = True
-    # Whether packets are counted and not decoded.
+    # True to count packets without decoding.
     count_packets: bool = False
     # Codec frames of every segment, for weights that never end one.
     frames: int | None = None
@@ -80,20 +80,20 @@ class ResponseResult(msgspec.Struct, frozen=True, kw_only=True):
     session: int
     status: Literal["completed", "cancelled", "failed"]
     error: str | None = None
-    # By the machine's monotonic clock, as ``ended_s``.
+    # Monotonic clock of the machine, as ``ended_s``.
     begun_s: float = 0.0
     ended_s: float = 0.0
     ttfa_ms: float | None = None
-    # From the first delta.
+    # Counted from the first delta.
     ttfa_first_delta_ms: float | None = None
-    # To the first sample above -50 dBFS.
+    # Counted to the first sample above -50 dBFS.
     ttfa_audible_ms: float | None = None
     audio_s: float = 0.0
-    # To the last packet.
+    # Counted to the last packet.
     work_s: float = 0.0
     underruns_text: int = 0
     underruns_engine: int = 0
-    # From the cancel to the last audio message after it; 0 when none came.
+    # Time from the cancel to the last audio message after it; 0 if there was none.
     cancel_ms: float | None = None
-    # From the cancel to ``response.done``.
+    # Time from the cancel to ``response.done``.
     cancel_done_ms: float | None = None

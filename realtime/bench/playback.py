@@ -22,7 +22,7 @@ class ObservedUnderrun:
     received_s: float
     # Text sent by then.
     sent_chars: int
-    # Whether that was all.
+    # True if that was the whole text.
     text_ended: bool
 
 
@@ -37,7 +37,7 @@ class Playback:
         self._runs_dry_at_s = math.inf
         self._sent_chars = 0
         self._text_ended = False
-        # What had been sent when there was still something to play, and whether that was all.
+        # Text sent before the audio ran out, and whether it was all.
         self._sent_in_time = (0, False)
 
     def sent(self, num_chars: int, now_s: float, ended: bool = False) -> None:

@@ -23,13 +23,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The benchmark's last line."""
 
     sessions: int
-    # Without those that were cancelled on purpose.
+    # Responses without those that the benchmark cancelled.
     responses: int
     errors: int
     ttfa_ms: Percentiles | None
     ttfa_first_delta_ms: Percentiles | None
     ttfa_audible_ms: Percentiles | None
-    # Only with ``--burst``: otherwise the pace is the listener's.
+    # Set with ``--burst`` only: otherwise audio is paced.
     rtf: Percentiles | None
     # Share of the responses that were heard to their end without an underrun.
     continuity: float | None

@@ -152,7 +152,7 @@ class Call:
         # Replies that were sent completely and are not played to their end.
         self._unplayed: list[CallReply] = []
         self._wake = wake
-        # Whether to hang up when everything was played.
+        # True to hang up when all audio was played.
         self._leaving = False
 
     @property

@@ -21,7 +21,7 @@ class RegisteredCall:
     caller_name: str
     connected: model.CallConnected
     handle_command: CommandHandler
-    # Whether its connection is in this process.
+    # True if its connection is in this process.
     is_local: bool = True
 
 

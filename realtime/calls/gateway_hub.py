@@ -135,7 +135,7 @@ class HubClient:
         self._writer: asyncio.StreamWriter | None = None
         # The gateway of each remote call.
         self._gateways: dict[str, int] = {}
-        # By number: the call, and what waits for the answer.
+        # Call and answer of each pending command, by number.
         self._pending: dict[str, tuple[str, asyncio.Future[model.CallEvent | None]]] = {}
 
     @asynccontextmanager

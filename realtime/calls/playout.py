@@ -60,7 +60,7 @@ class CallPlayout:
         self._silence = dialect.send_audio(SILENCE[line.encoding] * self.frame_samples) if dialect.is_paced else None
         self._next_silence_s = now_s()
         self._numbers = itertools.count(1)
-        # By their names on the wire, in order.
+        # Marks by their names on the wire, in order.
         self._marks: dict[str, PendingMark] = {}
         self._marked = 0
         # When the queue was cleared, if nothing was sent since.

@@ -58,7 +58,7 @@ PLAYERS = {
     "paplay": "--raw --format=s16le --rate={rate} --channels=1",
     "ffplay": "-nodisp -autoexit -loglevel error -f s16le -ar {rate} -i -",
 }
-# By the suffix of a file.
+# Formats by the suffix of a file.
 FORMATS = {
     ".wav": AudioFormat(encoding=Encoding.WAV),
     ".mp3": AudioFormat(encoding=Encoding.MP3, bitrate=64_000),
@@ -146,7 +146,7 @@ class StandardOutput:
         self._file = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
 
     async def write(self, pcm: bytes) -> None:
-        # In a thread: a slow reader must not stop the event loop, which answers the server and Ctrl-C.
+        # In a thread: a slow reader must not block the event loop, which answers the server and Ctrl-C.
         await asyncio.to_thread(self._write, self._encoder.push(s16le_to_pcm(pcm)))
 
     def _write(self, data: bytes) -> None:

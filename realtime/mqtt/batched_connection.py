@@ -55,7 +55,7 @@ class BatchedMqttConnection(MqttConnection):
         self._turn = asyncio.Lock()
         self._num_in_line = 0
         self._window = asyncio.Semaphore(capacity.unacknowledged)
-        # By their packet identifiers, in the order they were sent.
+        # Pending publishes by packet identifier, in the order they were sent.
         self._unacknowledged: dict[int, PendingPublish] = {}
         self._paho = paho = client._client
         if paho._sock is None:

@@ -8,9 +8,9 @@ import socket
 import ssl
 from collections.abc import Callable
 
-# In one turn: handling many small packets would hold up everything else.
+# Per loop iteration: handling many small packets would delay other work.
 READ_BYTES = 8_192
-# That the system has not taken, before ``has_room`` is false.
+# Unsent bytes above which ``has_room`` is false.
 MAX_WAITING_BYTES = 65_536
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 

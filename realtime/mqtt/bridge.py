@@ -33,9 +33,9 @@ class MqttBridge:
         self._server, self._switchboard, self._settings = server, switchboard, settings
         self._topics = Topics(settings.topic_prefix, settings.share_group)
         self.worker = worker_name(settings.server_name)
-        # While the broker is there.
+        # Set while the broker is connected.
         self.handler: MqttConnectionHandler | None = None
-        # Topics of events of sessions that were lost with the broker.
+        # Event topics of sessions that were lost with the connection.
         self._lost_event_topics: list[str] = []
         if settings.url is None:
             return

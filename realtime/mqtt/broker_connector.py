@@ -24,7 +24,7 @@ from realtime.mqtt.connection import BrokerDisconnected, BrokerLimits, MqttConne
 log = logging.getLogger("voicewire.mqtt")
 
 NODELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-# Else the system takes megabytes, which on a slow way are seconds, and for as long says that it takes no more.
+# Bounds the send buffer: megabytes in it are seconds on a slow network.
 NOTSENT_LOWAT = [(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 65_536)] if hasattr(socket, "TCP_NOTSENT_LOWAT") else []
 # A connection that lasted so long was a good one: the next is tried at once.
 STABLE_AFTER_S = 10.0

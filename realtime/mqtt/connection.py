@@ -23,7 +23,7 @@ log = logging.getLogger("voicewire.mqtt")
 REFUSED = 0x80
 SEND_NO_RETAINED = 2
 MAX_INFLIGHT = 20
-# Of MQTT: its longest length, and the bytes that tell it.
+# Maximum of MQTT: the longest length, and the bytes that encode it.
 MAX_PACKET_BYTES = 268_435_460
 
 
@@ -85,9 +85,9 @@ class MqttConnection:
         self._timeout_s = timeout_s
         self._capacity = capacity
         self._broken = asyncio.Event()
-        # Of those who wait for the broker.
+        # Timeouts of pending responses of the broker.
         self._timeouts: set[asyncio.Timeout] = set()
-        # What was said by paho-mqtt; the reason codes come.
+        # Pending reason codes by packet identifier.
         self._unanswered: dict[int, asyncio.Future[int]] = {}
         client._client.on_publish = self._published
         client._disconnected.add_done_callback(lambda _: self._cancel_pending())

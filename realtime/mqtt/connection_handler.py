@@ -56,7 +56,7 @@ class MqttConnectionHandler:
         self._calls = MqttCallBridge(server, switchboard, owner, line, topics, worker) if mqtt.calls_enabled else None
         self._tasks, self._sessions = asyncio.TaskGroup(), asyncio.TaskGroup()
         self._num_working = 0
-        # Whether all subscriptions are made.
+        # True once all subscriptions are acknowledged.
         self.ready = False
 
     async def run(self) -> None:

@@ -118,7 +118,7 @@ class MqttSessionTable:
     retry_after_ms: int
     # Topics of events of those that ended with the connection.
     lost_event_topics: list[str] = field(default_factory=list)
-    # By inbox, or by whatever else stands for a session.
+    # Sessions by inbox, or by another key of the session.
     _places: dict[str, SessionEntry] = field(default_factory=dict)
     _num_of: Counter[str] = field(default_factory=Counter)
 

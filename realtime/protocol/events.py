@@ -64,7 +64,7 @@ class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     format: NativeAudioFormat | None = None
     pace: Pace | None = None
     lead_ms: int | None = None
-    # Whether ``response.words`` are told.
+    # True to receive ``response.words``.
     word_times: bool | None = None
     speed: float | None = None
     text_layout: Layout | None = None
@@ -88,11 +88,11 @@ class SessionClose(ClientEventBase, tag="session.close", frozen=True):
 
 
 class ResponseCreate(ClientEventBase, tag="response.create", frozen=True):
-    # Of the client's choice, so that text may follow at once; without it the server makes one.
+    # Id chosen by the client, so that text may follow at once; by default the server generates one.
     response_id: Id | None = None
     settings: NativeSpeechSettings = NativeSpeechSettings()
     text: str = ""
-    # Whether ``text`` is all there is; the engine then knows the whole text before it speaks.
+    # True if ``text`` is the whole text; the engine then has all of it before it speaks.
     end: bool = False
 
 
@@ -111,7 +111,7 @@ class TextEnd(ClientEventBase, tag="text.end", frozen=True):
 
 class ResponseCancel(ClientEventBase, tag="response.cancel", frozen=True):
     response_id: Id
-    # How much of this response the listener has heard.
+    # Playback position of this response.
     played_ms: float | None = None
 
 
@@ -138,7 +138,7 @@ class ResponseAudioFormat(Struct, frozen=True, kw_only=True):
     """Audio format of one response."""
 
     encoding: str
-    # Of the PCM, or of what an Opus decoder should give; also the unit of ``sample_time`` and ``audio_samples``.
+    # Rate of the PCM or of the Opus decoder's output; also the unit of ``sample_time`` and ``audio_samples``.
     sample_rate: int
     # Samples of decoded Opus that come before the speech: to be thrown away.
     pre_skip_samples: int = 0
@@ -157,7 +157,7 @@ class SessionCreated(ServerEventBase, tag="session.created", frozen=True):
 
 
 class SessionUpdated(ServerEventBase, tag="session.updated", frozen=True):
-    # All that now holds for the next response.
+    # All settings of the next response.
     settings: NativeSpeechSettings
 
 
@@ -166,7 +166,7 @@ class ResponseCreated(ServerEventBase, tag="response.created", frozen=True):
     # The number that stands for this response in audio messages.
     response: int
     format: ResponseAudioFormat
-    # All that holds for this response.
+    # All settings of this response.
     settings: NativeSpeechSettings
 
 
@@ -176,7 +176,7 @@ class TextFlushed(ServerEventBase, tag="text.flushed", frozen=True):
     response_id: str
     # 0, 1, 2 ... over the flushes of the response.
     flush: int
-    # Where that audio ends, counted as ``sample_time`` is.
+    # End of that audio, counted as ``sample_time``.
     end_sample: int
 
 
@@ -184,7 +184,7 @@ class WordTiming(Struct, frozen=True, kw_only=True):
     """A word of the client's text, with its marks; times count from the first sample of speech."""
 
     text: str
-    # Where it stands in all text of the response, in characters.
+    # Span in the text of the response, in characters.
     raw_start: int
     raw_end: int
     start_ms: float
@@ -203,7 +203,7 @@ class ResponseWords(ServerEventBase, tag="response.words", frozen=True):
 class HeardBody(Struct, frozen=True, kw_only=True):
     """Text that the listener heard, in the client's own characters."""
 
-    # From the first character to the end of the last word heard.
+    # Text from the first character to the end of the last word heard.
     text: str
     remaining: str
     played_ms: float
@@ -220,11 +220,11 @@ class ResponseDone(ServerEventBase, tag="response.done", frozen=True):
     audio_ms: float
     # The text was empty, or held nothing that can be spoken.
     nothing_spoken: bool = False
-    # From the delta that made the first word final to the first packet, by the server's clock.
+    # Time from the delta that completed the first word to the first packet, by the server's clock.
     first_audio_ms: float | None = None
-    # With ``cancelled`` and ``failed``.
+    # Set if the status is ``cancelled`` or ``failed``.
     heard: HeardBody | None = None
-    # With ``failed``.
+    # Set if the status is ``failed``.
     error: ErrorInfo | None = None
 
 

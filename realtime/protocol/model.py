@@ -39,7 +39,7 @@ class RequestedFormat:
     sample_rate: int = 24_000
     # Bits a second.
     bitrate: int | None = None
-    # Of Opus without a container.
+    # Packet duration of Opus without a container.
     packet_ms: int = 20
 
 
@@ -129,7 +129,7 @@ class CreateResponse:
 class AppendText:
     context: str
     text: str
-    # As ``EndContext`` after it, but the engine knows it from the start.
+    # Equal to an ``EndContext`` after it, but known to the engine from the start.
     last: bool = False
 
 
@@ -235,7 +235,7 @@ class ResponseOpened:
 
     context: str
     format: ResponseAudioFormat
-    # All that holds for the response.
+    # All settings of the response.
     settings: NativeSpeechSettings
 
 
@@ -267,7 +267,7 @@ class TimedWord:
     # The spoken form where it differs, such as a number in words.
     spoken: str = ""
     spoken_ends_ms: tuple[float, ...] = ()
-    # Where it stands in all text of the context.
+    # Span in the text of the context.
     raw_start: int = 0
     raw_end: int = 0
     # The number of its utterance.
@@ -290,7 +290,7 @@ class ContextFlushed:
     end_ms: float
     # 0, 1, 2 ... over the flushes of the context.
     flush: int = 0
-    # Where that audio ends, as ``ContextAudio.start_sample`` counts.
+    # End of that audio, counted as in ``ContextAudio.start_sample``.
     end_sample: int = 0
 
 
@@ -306,12 +306,12 @@ class ContextEnded:
     heard: str = ""
     remaining: str = ""
     played_ms: float = 0.0
-    # With ``failed``.
+    # Set if the reason is ``failed``.
     error: ErrorInfo | None = None
     audio_samples: int = 0
     # The text held nothing that can be spoken.
     nothing_spoken: bool = False
-    # From the text that made the first word final to the first packet.
+    # Time from the text that completed the first word to the first packet.
     first_audio_ms: float | None = None
 
 

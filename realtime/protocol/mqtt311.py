@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from realtime.errors import RemoteProtocolError
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE, PING, DISCONNECT = 1, 3, 4, 8, 12, 14
-# Of the protocol: 3.1.1.
+# Protocol level of MQTT 3.1.1.
 LEVEL = 4
 ACCEPTED, WRONG_LEVEL, BUSY, WRONG_KEY = 0, 1, 3, 5
 PINGRESP = b"\xd0\x00"
@@ -39,7 +39,7 @@ class ConnectPacket:
 class DevicePublishPacket:
     topic: str
     payload: bytes
-    # To be acknowledged.
+    # Packet identifier to acknowledge, with QoS 1.
     packet_id: int | None = None
 
 

@@ -40,7 +40,7 @@ class ResponseState(StrEnum):
     REFUSED = "refused"
     # Takes text, and speaks.
     OPEN = "open"
-    # Has all its text, and speaks.
+    # Its text has ended; audio follows.
     ENDED = "ended"
     # Silent; ``response.done`` comes next.
     CANCELLING = "cancelling"

@@ -34,9 +34,9 @@ class WyomingDialect(Dialect):
         self._num_texts = 0
         # The text that comes in chunks.
         self._arriving: str | None = None
-        # Those whose end is told by ``synthesize-stopped``.
+        # Contexts that end with ``synthesize-stopped``.
         self._streamed: set[str] = set()
-        # Those whose audio has started.
+        # Contexts whose audio has started.
         self._sounding: set[str] = set()
         self._broken = False
 
@@ -178,7 +178,7 @@ def _send(kind: str, data: Data) -> model.SendMessage:
 VERSION = "1.0.0"
 NEWLINE = b"\n"
 MAX_LINE_BYTES = 65_536
-# Of audio, say, which is read and thrown away.
+# Maximum payload, which is read and dropped.
 MAX_PAYLOAD_BYTES = 1_048_576
 
 Data = dict[str, Any]
@@ -218,9 +218,9 @@ class WyomingEventReader:
     def __init__(self, max_data_bytes: int) -> None:
         self._max_data_bytes = max_data_bytes
         self._buffer = bytearray()
-        # So far there is no end of a line.
+        # Bytes searched for the end of a line.
         self._searched = 0
-        # Whose data and payload are still to come.
+        # Header whose data and payload are incomplete.
         self._line: WyomingHeader | None = None
 
     def push(self, piece: bytes) -> Iterator[WyomingEvent]:

@@ -11,7 +11,7 @@ from realtime.errors import RequestRefused
 from realtime.speech_api.request_body import SpeechRequestBody
 from sessions.config import AudioFormat, Encoding
 
-# By ISO 639-1.
+# Names by ISO 639-1 code.
 NAMES = {
     "zh": "chinese",
     "en": "english",
@@ -52,11 +52,11 @@ FILE_RATE = 24_000
 
 
 class Delivery(Enum):
-    # Bytes as they are made.
+    # Bytes as they are generated.
     STREAM = "audio"
     # The same as server-sent events, with the usage at the end.
     EVENTS = "sse"
-    # All at once, the usage in the headers; the file knows its length.
+    # The complete file, with its length and with the usage in the headers.
     COMPLETE = "whole"
 
 

@@ -23,7 +23,7 @@ from sessions.session import Session
 from sessions.validation import check_settings
 
 COUNTS = ("input_tokens", "output_tokens", "total_tokens")
-# Of errors of the sessions.
+# Names of the request's fields in errors of sessions.
 PARAMS = {"instruct": "instructions", "text": "input"}
 
 

@@ -19,13 +19,13 @@ MAX_QUOTED_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class ListedVoice:
-    # Also its id.
+    # Name and id.
     name: str
     description: str
     # ISO 639-1 codes, the first one its own.
     languages: tuple[str, ...]
     is_built_in: bool = False
-    # Whether the caller stored it.
+    # True if the caller stored it.
     is_owner: bool = False
     created_s: int | None = None
 

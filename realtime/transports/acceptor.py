@@ -12,7 +12,7 @@ from functools import partial
 
 log = logging.getLogger("voicewire.listener")
 
-# Of one socket, so that a flood of connections leaves time for those that are open.
+# Per socket, so that a flood of connections leaves time for open ones.
 ACCEPTS_PER_ITERATION = 64
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_PAUSE_S = 1.0

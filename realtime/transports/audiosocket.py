@@ -22,7 +22,7 @@ from realtime.transports.transport import WRITE_GRACE_S, MessageTransport
 log = logging.getLogger("voicewire.calls")
 
 WRITE_BUFFER_BYTES = 16_384
-# For what is not sent yet when a line is closed.
+# Time to send the rest when a connection is closed.
 CLOSE_TIMEOUT_S = 2.0
 
 
@@ -81,7 +81,7 @@ class AudioSocketServer:
     def __init__(self, server: SpeechServer, switchboard: CallRegistry, owner: Principal) -> None:
         self._address = gateway_address(server.config, "calls.audiosocket", server.config.calls.audiosocket)
         self._server, self._switchboard, self._owner = server, switchboard, owner
-        # While it is open.
+        # Set while it is open.
         self.port: int | None = None
 
     @asynccontextmanager

@@ -42,9 +42,9 @@ TOO_MANY_CONNECTIONS_RESPONSE = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(TOO_MANY_BODY), TOO_MANY_BODY)
 )
-# Of a WebSocket in one turn of the event loop, so that a flood of tiny frames does not delay others.
+# Per WebSocket and loop iteration, so that a flood of tiny frames does not delay others.
 READ_BYTES = 16_384
-# Of a WebSocket; with more that the application has not taken, nothing is read.
+# Per WebSocket; with more unprocessed messages nothing is read.
 READ_AHEAD_MESSAGES = 4
 # A message beyond this multiple of ``max_message_bytes`` is not read to its end.
 HARD_LIMIT = 4
@@ -299,7 +299,7 @@ def limit_read_size(transport: Any, num_bytes: int) -> None:
 class DrainingServer(uvicorn.Server):
     """Lets what is spoken end before it shuts down, and then returns normally."""
 
-    # From startup on.
+    # Set at the startup.
     acceptor: Acceptor
 
     def __init__(self, config: UvicornConfig, speech: SpeechServer, listeners: Listeners) -> None:

@@ -27,7 +27,7 @@ from sessions.session import Session
 
 MAX_ITEMS = 32
 AUDIO = "audio_data"
-# Each becomes base64 without padding, so that the pieces can be joined.
+# A multiple of three, so that the base64 of pieces can be joined.
 PIECE_BYTES = 3 * 16_384
 # A batch is sent as a whole; these are passed over.
 OF_STREAMS = ("stream", "stream_format")

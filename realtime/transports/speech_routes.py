@@ -35,7 +35,7 @@ log = logging.getLogger("voicewire.speech")
 
 Parsed = TypeVar("Parsed")
 VOICE_WARNING = "X-Voicewire-Warning"
-# Of a body that is parsed on the event loop.
+# Maximum size of a body that is parsed on the event loop.
 MAX_INLINE_BYTES = 65_536
 # No JSON has more values than these and one; a recording in base64 has one of them.
 VALUE_MARKS = (b",", b"[", b"{")

@@ -27,11 +27,11 @@ class TokenRoute(NamedTuple):
     """A route that issues tokens."""
 
     path: str
-    # Where the body may say it; a dot leads into an object.
+    # Field of the body with the lifetime; a dot separates nested fields.
     ttl_field: str | None
     default_ttl_s: int
     answer: Callable[[IssuedToken], dict[str, Any]]
-    # Where the body may list scopes; without it a token speaks, and does nothing else.
+    # Field of the body with the scopes; without it the token allows speech only.
     scopes_field: str | None = None
 
 

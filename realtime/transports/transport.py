@@ -99,7 +99,7 @@ class SocketControls(TypedDict):
 
     writable: asyncio.Event
     abort: Callable[[], None]
-    # Nothing may be sent any more.
+    # Returns True once nothing may be sent.
     ended: Callable[[], bool]
 
 

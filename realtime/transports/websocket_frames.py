@@ -10,7 +10,7 @@ try:
 except ImportError:  # they are not built everywhere
     from websockets.utils import apply_mask
 
-# How the frame of a message begins that has no other, and what it holds.
+# First byte of an unfragmented message, and the type of its payload.
 WHOLE: dict[int, Literal["text", "bytes"]] = {0x81: "text", 0x82: "bytes"}
 FIN, OPCODE = 0x80, 0x0F
 MASKED, LENGTH = 0x80, 0x7F

@@ -37,7 +37,7 @@ class WyomingServer:
     def __init__(self, server: SpeechServer) -> None:
         self._server, self._settings = server, server.config.wyoming
         self._num_connections = 0
-        # While it is open.
+        # Set while it is open.
         self.port: int | None = None
         self._address = gateway_address(server.config, "wyoming.address", self._settings.address)
         if self._address is not None:

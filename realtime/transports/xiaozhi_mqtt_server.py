@@ -29,7 +29,7 @@ log = logging.getLogger("voicewire.xiaozhi")
 
 DEVICE_TOPIC = "devices/p2p/"
 KEEP_ALIVE_GRACE = 1.5
-# For devices that ask for none, or for more.
+# Keep-alive of devices that request none or more.
 MAX_KEEP_ALIVE_S = 1_200
 
 
@@ -41,9 +41,9 @@ class XiaozhiMqttServer:
         self._settings = devices.server.config.xiaozhi
         self._udp = UdpServer(self._settings.max_packets_per_s)
         self._serving: set[asyncio.Task[None]] = set()
-        # Those among them that are authenticated.
+        # Authenticated connections among them.
         self._num_devices = 0
-        # While it is open.
+        # Set while it is open.
         self.port: int | None = None
         if self._settings.mqtt is not None and self._server.config.listen.gateways > 1:
             raise ConfigError("xiaozhi.mqtt needs listen.gateways = 1: both connections of a device are in one process")

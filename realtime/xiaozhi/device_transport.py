@@ -186,14 +186,14 @@ class XiaozhiTransport(MessageTransport):
         self._settings = OpusSettings(sample_rate=SAMPLE_RATE, packet_ms=PACKET_MS, bitrate=bitrate)
         self._linger_s = linger_s
         self._encoder = OpusEncoder(self._settings)
-        # For the next packet.
+        # PCM for the next packet.
         self._gathered = bytearray()
         self._decoder = OpusDecoder(SAMPLE_RATE)
         # Set once the device was notified of speech.
         self._speaking = asyncio.Event()
         # When the device will have played all that it was sent.
         self._played_s = 0.0
-        # Of this speech.
+        # Packets of this reply.
         self._num_packets = 0
 
     async def receive(self) -> str | bytes | None:
@@ -279,7 +279,7 @@ class XiaozhiMqttTransport(MessageTransport):
 
     def __init__(self, publish: Callable[[str], Awaitable[None]]) -> None:
         self._publish = publish
-        # Once it is open.
+        # Set once it is open.
         self.stream: UdpAudioStream | None = None
         self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self._closed = False

@@ -25,13 +25,13 @@ class Dialect(ABC):
     context_timeout_s: float | None = None
     # A message that breaks the wire is answered by ``send_error`` and does not close the connection.
     forgiving = False
-    # Whether the client receives heard text; otherwise none is aligned.
+    # True if the client receives heard text; otherwise no text is aligned.
     reports_heard_text = False
-    # Whether ``send_session`` is called before anything else.
+    # True if ``send_session`` is called first.
     reports_session = False
     # A handshake is refused while no response could begin: the wire may have no error for it.
     refuses_when_full = True
-    # Whether the reason of a close is sent after the ends of the contexts.
+    # True if the reason of a close is sent after the ends of the contexts.
     sends_error_last = False
     # Replacements of this server's own close codes, which clients of most wires do not know.
     close_codes: ClassVar[Mapping[CloseCode, CloseCode]] = {

@@ -116,7 +116,7 @@ def _unsupported(name: str, known: tuple[str, ...], found: str) -> RemoteProtoco
 class CartesiaContext:
     normalized: bool = False
     closed: bool = False
-    # Not a word more: clients take what comes of an unknown context for the answer to another.
+    # True after a cancel: messages of an unknown context would be taken for another's.
     cancelled: bool = False
     num_flushed: int = 0
     last_text: str = ""

@@ -48,7 +48,7 @@ class FluxMessage(Struct):
 @dataclass(slots=True)
 class FluxTurn:
     speech_id: str
-    # Where it begins in all the audio played.
+    # Start in the audio played.
     start_ms: float = 0.0
     num_chars: int = 0
     audio_ms: float = 0.0
@@ -85,7 +85,7 @@ class DeepgramFluxDialect(Dialect):
         self._last: tuple[str, FluxTurn] | None = None
         self._num_turns = 0
         self._num_chars = 0
-        # Where the next turn begins.
+        # Start of the next turn.
         self._played_ms = 0.0
         self._min_offset_ms = 0.0
 

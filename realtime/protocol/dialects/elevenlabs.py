@@ -67,7 +67,7 @@ class ElevenLabsContext:
     # The last that was said was a flush without text: a close means a normal end, and no interruption.
     flushed: bool = False
     closed: bool = False
-    # Not told yet: they go with the next audio.
+    # Unsent words: they go with the next audio.
     words: list[model.TimedWord] = field(default_factory=list)
 
 
@@ -259,7 +259,7 @@ def _has_text(parsed: ElevenLabsMessage) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class ElevenLabsTextContext(ElevenLabsContext):
-    # Where the times of the next message count from.
+    # Origin of the times of the next message.
     base_ms: float = 0.0
 
 

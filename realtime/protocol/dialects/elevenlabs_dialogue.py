@@ -35,15 +35,15 @@ IDLE_S = 20.0
 @dataclass(slots=True, kw_only=True)
 class ElevenLabsDialogueContext(ElevenLabsContext):
     options: model.SpeechOptions
-    # That have not ended. The last one is written, the first one spoken.
+    # Parts that have not ended. Text goes to the last one; the first one is spoken.
     parts: list[str] = field(default_factory=list)
     # The turn that is written has text.
     unflushed: bool = False
-    # Where the part that is spoken begins.
+    # Start of the part that is spoken.
     offset_ms: float = 0.0
-    # Of what was told.
+    # End of the audio in the sent alignments.
     audio_end_ms: float = 0.0
-    # Of a part; the others are dropped.
+    # Error of the first part that failed; the others are dropped.
     failure: ErrorInfo | None = None
     # pipecat strips leading spaces, and with them the first message's share of its clock: the second makes up.
     owed_ms: float = 0.0
@@ -59,7 +59,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         self.options = parse_options(handshake.query, None)
         if self.options.format.encoding == "wav":
             raise RemoteProtocolError("unsupported_format", "a WAV file has an end, this socket none", "output_format")
-        # Each message tells times for just its audio: clients add these up.
+        # The times of each message cover its audio only: clients add them up.
         self._fills = is_true(handshake.query.get("sync_alignment"))
         self._numbers = itertools.count()
 

@@ -155,7 +155,7 @@ class WithTimestamps(ElevenLabsTimestampStream):
         self.media_type = "application/json"
         self._head = '{"audio_base64":"'
         self._remainder = b""
-        # Bytes that do not fill three, of which base64 makes four characters.
+        # Remainder of less than three bytes, which base64 cannot encode yet.
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         if isinstance(event, model.ContextEnded) and event.error is None:

@@ -30,7 +30,7 @@ ENCODINGS = {
     "MULAW": "mulaw",
     "ALAW": "alaw",
 }
-# As gRPC counts; codes not listed are client errors (3) or internal errors (13).
+# Status codes of gRPC; other errors are client errors (3) or internal errors (13).
 CODES = {"unauthorized": 16, "overloaded": 8, "limit_exceeded": 8, "draining": 14, "engine_dead": 14}
 SERVER_FAULT_CODES = ("internal_error", "session_error", "engine_error", "engine_timeout")
 NOT_FOUND = 5

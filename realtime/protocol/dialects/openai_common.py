@@ -19,7 +19,7 @@ FORMATS = {
 # Numbers without end are cut to this; the nearest speed there is will be taken.
 MAX_SPEED = 100
 MAX_AUDIO_END_MS = 1e9
-# Of earlier updates; anything else is echoed once, so that a session never grows.
+# Fields kept from earlier updates; others are echoed once, so that a session never grows.
 MERGED_AUDIO_FIELDS = ("format", "voice", "speed", "turn_detection", "transcription", "noise_reduction")
 CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
 SERVER_FAULT_CODES = ("internal_error", "session_error", "engine_error", "engine_timeout", "engine_dead")

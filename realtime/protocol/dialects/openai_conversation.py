@@ -11,9 +11,9 @@ from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.openai_common import OpenAIItem, error_fields
 
 MAX_ITEMS = 256
-# Of one item; more are refused.
+# Maximum of parts of an item; more are refused.
 MAX_PARTS = 256
-# Of all items together; beyond them the oldest items are forgotten.
+# Maximum of characters of all items; beyond it the oldest items are dropped.
 MAX_CHARS = 200_000
 MAX_TOTAL_PARTS = 2_048
 
@@ -114,7 +114,7 @@ class OpenAIConversation:
         # The user's, since the last response.
         self._unspoken: dict[str, OpenAIItem] = {}
         self._replies: dict[str, OpenAIResponse] = {}
-        # Of items that are replies.
+        # Contexts by the ids of items that are replies.
         self._contexts: dict[str, str] = {}
         self._num_ids = 0
 

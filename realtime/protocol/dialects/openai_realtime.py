@@ -32,7 +32,7 @@ from realtime.protocol.dialects.parsing import dump, parse_json, require_context
 MAX_EVENT_ID_CHARS = 512
 IGNORED = ("input_audio_buffer.append", "input_audio_buffer.commit", "output_audio_buffer.clear")
 AUDIO_PART = {"type": "audio", "transcript": ""}
-# Of ``response.content_part.*``; the content of an item names the same ``output_audio``.
+# Part type in ``response.content_part.*``; items call it ``output_audio``.
 
 
 class OpenAIRealtimeDialect(Dialect):

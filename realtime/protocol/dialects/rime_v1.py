@@ -166,7 +166,7 @@ FORMATS = {
     "audio/pcma": "alaw",
     "audio/x-alaw": "alaw",
 }
-# What is not here is ``invalid_input``.
+# Other codes map to ``invalid_input``.
 KINDS = {
     "unauthorized": "unauthenticated",
     "overloaded": "unavailable",

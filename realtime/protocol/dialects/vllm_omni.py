@@ -21,7 +21,7 @@ from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.parsing import dump, parse_json, text_only
 
 SAMPLE_RATE = 24_000
-# Of an utterance whose text is gathered first, or whose audio is: ten minutes of it are 30 MB.
+# Limit for an utterance whose text or audio is buffered: ten minutes are 30 MB.
 MAX_HELD_CHARS = 10_000
 # Fields of the speech API that hold as they do there; "voice" beside them says whose recording is meant.
 SPEECH_FIELDS = frozenset(
@@ -118,7 +118,7 @@ class VllmOmniDialect(Dialect):
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
         self._config = VllmOmniConfig()
-        # In order; text goes to the last while it is ``_writing``.
+        # Utterances in order; text goes to the last one while it is ``_writing``.
         self._utterances: dict[str, VllmOmniUtterance] = {}
         self._writing: str | None = None
         self._num_utterances = 0

@@ -25,7 +25,7 @@ class MqttSessionDialect(Dialect):
         self._num_replies = 0
         # The reply that text goes to.
         self._writing: str | None = None
-        # Those that have not ended.
+        # Replies that have not ended.
         self._lines: dict[str, ReplyCounters] = {}
         self._next_seq = 0
         # Messages were lost: what follows, up to the end of that text, makes no sense.

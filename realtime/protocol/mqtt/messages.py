@@ -37,7 +37,7 @@ Number = Annotated[int, Meta(ge=0, le=2**53)]
 class MqttFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     encoding: Literal["opus", "pcm_s16le", "mulaw", "alaw"] = "opus"
     sample_rate: int | None = None
-    # Of Opus.
+    # Packet duration of Opus.
     packet_ms: Literal[20, 40, 60] = 60
     bitrate: int | None = None
 
@@ -77,7 +77,7 @@ class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class MqttOpen(MqttSpeechOptions, frozen=True):
-    # Of the client's choice, new each time; without it the server makes one.
+    # Session id chosen by the client, new each time; by default the server generates one.
     sid: Id | None = None
 
 
@@ -131,7 +131,7 @@ class MqttOutbound(Struct, frozen=True, kw_only=True, tag_field="t"):
 
 class MqttStarted(MqttOutbound, frozen=True, tag="started"):
     reply: int
-    # What of the wishes became a default.
+    # Requested options that were replaced by a default.
     warnings: tuple[str, ...] = ()
 
 
@@ -139,7 +139,7 @@ class MqttWordMark(Struct, frozen=True, kw_only=True):
     text: str
     start_ms: float
     end_ms: float
-    # Where the word stands in the text of the reply, in characters.
+    # Position of the word in the text of the reply, in characters.
     at: int
 
 
@@ -274,9 +274,9 @@ class AudioHeader(NamedTuple):
     reply: int
     # 0, 1, 2 ... over the audio messages of a reply.
     seq: int
-    # Where the sound begins in its reply.
+    # Start of the audio in its reply.
     ts_ms: float
-    # Nothing of the reply comes after this message.
+    # True for the last message of the reply.
     last: bool = False
 
 

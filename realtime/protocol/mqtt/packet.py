@@ -13,7 +13,7 @@ from realtime.errors import LocalProtocolError, RemoteProtocolError
 from realtime.protocol.mqtt311 import PUBLISH, FieldReader, MqttPacket, varint
 
 EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, USER = 0x02, 0x03, 0x08, 0x09, 0x26
-# Of one string or of binary data.
+# Maximum length of a string or of binary data.
 MAX_BYTES = 0xFFFF
 RETAIN = 0x01
 QOS_1, QOS_2 = 0x02, 0x04
@@ -56,7 +56,7 @@ def _binary(data: bytes) -> bytes:
 class PublishPacket:
     topic: str
     payload: bytes = b""
-    # To be acknowledged.
+    # Packet identifier to acknowledge, with QoS 1.
     packet_id: int | None = None
     retained: bool = False
     response_topic: str | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from realtime.errors import RemoteProtocolError
 
 WILL_LEVEL = "gone"
-# Of what clients may name.
+# Names that clients may choose.
 LEVEL = re.compile(r"\A[A-Za-z0-9_.:-]{1,64}\Z")
 
 

@@ -12,10 +12,10 @@ from typing import ClassVar, TypeVar
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 
-# Of an id that the provider gives.
+# Maximum length of an id of the provider.
 MAX_NAME_CHARS = 256
 MAX_PARAMETERS = 64
-# In one message; providers send 20 ms.
+# Maximum audio per message; providers send 20 ms.
 MAX_AUDIO_S = 2
 T = TypeVar("T")
 DIGIT = re.compile(r"[0-9A-D*#]")
@@ -30,7 +30,7 @@ class TelephonyDialect(ABC):
     """
 
     name: ClassVar[str]
-    # What may come.
+    # Accepted formats.
     formats: ClassVar[frozenset[model.TelephonyFormat]]
     # The far side holds no more than that.
     max_buffer_ms: ClassVar[int] = 10_000
@@ -39,7 +39,7 @@ class TelephonyDialect(ABC):
     has_marks: ClassVar[bool] = True
     subprotocol: ClassVar[str | None] = None
 
-    # Once started.
+    # Set at the start.
     format: model.TelephonyFormat | None = None
 
     @abstractmethod

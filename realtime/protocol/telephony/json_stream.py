@@ -44,7 +44,7 @@ MessageT = TypeVar("MessageT", bound=JsonStreamMessage)
 
 
 class JsonStreamDialect(base.TelephonyDialect):
-    # What its messages say beyond the above.
+    # Type of the provider's messages.
     messages: ClassVar[type[JsonStreamMessage]]
     # A message of audio, without its payload: what comes before it, and behind.
     _audio: tuple[str, str] | None = None

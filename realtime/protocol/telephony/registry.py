@@ -15,7 +15,7 @@ from realtime.protocol.telephony.vonage import VonageDialect
 
 class TelephonyRoute(NamedTuple):
     path: str
-    # Of an id that the call has if the provider gives none.
+    # Takes the id of the call for providers that give none.
     dialect: Callable[[str], TelephonyDialect]
     # Requests may carry Twilio's signature in place of a key.
     signed: bool = False

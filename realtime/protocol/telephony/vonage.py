@@ -26,7 +26,7 @@ class VonageMessage(Struct):
     event: str
     content_type: str = msgspec.field(default="", name="content-type")
     digit: str = ""
-    # Where older versions have it.
+    # Place of the digits in older versions.
     dtmf: DtmfMessage | None = None
     payload: VonageNotify | None = None
 

@@ -17,7 +17,7 @@ from realtime.protocol import model
 from realtime.protocol.native import decode_json
 from realtime.protocol.telephony import base
 
-# Of what devices are sent. What they send has a rate of its own, which every decoder of Opus makes into this.
+# Rate of both directions: an Opus decoder converts the rate of the device.
 SAMPLE_RATE = 24_000
 PACKET_MS = 60
 # A device holds 2.4 s and throws away what is beyond.
