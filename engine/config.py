@@ -67,110 +67,109 @@ OPTIONS = frozenset(
         "cosyvoice3.flow.memory_mb",
     }
 )
-# Of less no speaker embedding can be had.
+# Shorter recordings have no speaker embedding.
 MIN_SAMPLE_S = 0.1
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    # Rows in one talker step.
+    # Maximum of rows in a talker step.
     max_batch_size: int = 32
-    # Requests that hold a decoder slot at once.
+    # Maximum of requests that hold a decoder slot.
     max_running_requests: int = 64
-    # Requests queued behind them; more are refused with ``EngineOverloaded``, but for those of a reply that speaks.
+    # Maximum of queued requests; more are refused with ``EngineOverloaded``.
     max_queued_requests: int = 256
-    # Further segments of replies that speak, queued even behind those; beyond them these are refused, too.
+    # The same for further segments of active replies, which queue even behind those.
     max_queued_continuations: int = 1_024
     # Positions in one KV block.
     block_size: int = 16
-    # KV blocks in the pool; ``None`` takes what the next two allow.
+    # KV blocks in the pool; ``None`` derives them from ``kv_memory_mb`` and ``positions_per_request``.
     num_blocks: int | None = None
-    # ``None``: half a gigabyte on the CPU; on CUDA all that is free once weights and decoder slots are in place.
+    # Memory of the KV cache. ``None``: 512 MB on the CPU; on CUDA the memory that is free after loading, less
+    # ``reserved_memory_mb``.
     kv_memory_mb: int | None = None
-    # Left free on CUDA then, for what the graphs compute in.
+    # Memory left free on CUDA for the workspace of the graphs.
     reserved_memory_mb: int = 6_144
-    # The pool holds no more than this for each of ``max_running_requests``; 80 s of speech take about 1,100.
+    # Maximum size of the pool, per request of ``max_running_requests``; 80 s of speech take about 1,100 positions.
     positions_per_request: int = 1_024
-    # No request is admitted when fewer blocks than this would stay free.
+    # Blocks that stay free: a request that would leave fewer is not admitted.
     watermark_blocks: int = 4
-    # A row loses its blocks only to one that runs dry so much sooner.
+    # A row is preempted only for one whose deadline is this much earlier.
     preempt_margin_s: float = 1.0
-    # Prompt positions computed in one step beside the running rows: of more, fewer of those who come together wait.
+    # Maximum of prompt positions per step beside running rows; new requests beyond it wait a step.
     max_prefill_positions: int = 256
-    # Voice prefixes kept.
+    # Maximum of cached voice prefixes.
     max_cached_prefixes: int = 64
-    # Positions in all kept prefixes together.
+    # Maximum of positions of all cached prefixes.
     max_cached_prefix_positions: int = 2_048
-    # In one request.
+    # Maximum text of a request.
     max_text_chars: int = 20_000
-    # Frames that any request may have, whatever the length of its text.
+    # Minimum of the frame cap, whatever the length of the text.
     min_frame_cap: int = 64
-    # A request is cut at ``min_frame_cap`` + this for every text token.
+    # Frames added to ``min_frame_cap`` per text token; the sum is the frame cap of a request.
     frames_per_text_token: int = 10
-    # Hard cap; 80 ms each in Qwen3-TTS.
+    # Maximum of frames of a request, 80 ms each in Qwen3-TTS.
     max_frames: int = 4_000
-    # So much near-silence after the text is spent ends the request.
+    # Duration of near-silence after the end of the text that ends the request.
     silence_limit_s: float = 3.0
-    # Of full scale; what is quieter is near-silence.
+    # Level below which audio is near-silence.
     silence_dbfs: float = -60.0
-    # Frames of one repeating pattern of code 0 that end the request.
+    # Frames of a repeating pattern of code 0 that end the request.
     loop_limit_frames: int = 50
-    # Frames in the longest pattern that is looked for.
+    # Maximum length of such a pattern, in frames.
     max_loop_period: int = 8
-    # Rows at their leads step together, at moments so far apart; 0: each when its time has come. On a CPU an engine is
-    # made with 0.08 unless told.
+    # Interval at which rows at their leads step together; 0 steps each at its own time. The CPU's default is 0.08.
     lead_step_interval_s: float = 0.0
-    # How far the engine's process stands back for others on the same cores: 0 to 19, as ``nice`` has it. On a CPU an
-    # engine is made with 5 unless told.
+    # Niceness of the engine process, 0 to 19. The CPU's default is 5.
     process_nice: int = 0
-    # A listener with more lead than this waits until a larger decode call is full.
+    # A listener with more lead than this waits for a larger decode call.
     decode_batching_slack_s: float = 0.4
-    # Rows to which every talker step is padded, so that results do not depend on the other requests of the batch.
+    # Rows to which every talker step is padded, so that results are independent of other requests.
     fixed_batch_rows: int | None = None
-    # Blocks to which every block table is padded, likewise.
+    # Blocks to which every block table is padded, for the same reason.
     fixed_block_table_width: int | None = None
     # Ban the end of speech until the end-of-text row has been fed.
     ban_eos_until_text_end: bool = True
-    # What is made for the CPU alone (docs/design/engine.md); off runs plain torch, the slow reference.
+    # Optimizations for the CPU (docs/design/engine.md); off runs plain torch, the slow reference.
     cpu_optimizations: bool = True
-    # Run over static buffers, a step ahead of the host, as CUDA graphs where there is CUDA; ``None``: on CUDA only.
+    # Run over static buffers, one step ahead of the host, as CUDA graphs on CUDA. ``None``: on CUDA only.
     graphs: bool | None = None
-    # The longest row that the graphs' block tables hold.
+    # Maximum positions of a row in the block tables of the graphs.
     max_graph_positions: int = 5_120
-    # A paced request is refused when a step with one more would take more than this share of a frame's time.
+    # Maximum share of the frame time that a step may take with one more paced request.
     admission_utilization: float = 0.95
-    # Hand over what a decode call of the graphs made as it ends, the most urgent first, if one of its listeners has no
-    # more than ``decode_batching_slack_s``; what is left leaves with the step. Off waits for them all.
+    # Emit the audio of each decode call when it ends, if one of its listeners has at most ``decode_batching_slack_s``;
+    # off emits it with the step.
     emit_per_decode_call: bool = True
-    # How often in a step the engine's process reads what a gateway says; 0: as it comes.
+    # Reads of each gateway's commands per step; 0 reads them at once.
     command_reads_per_step: int = 4
-    # Record graphs, and warm up for more than one request, when they are first needed instead of at start.
+    # Capture graphs, and warm up larger batches, on first use instead of at the start.
     lazy_graph_capture: bool = False
-    # Where the graphs' codes become PCM: cpu, cuda or cuda:N; ``None``: where frames are made.
+    # Device of the codec decoder with graphs: cpu, cuda or cuda:N. ``None``: that of the talker.
     decode_device: str | None = None
-    # Threads of its arithmetic when that is cpu.
+    # CPU threads of the codec decoder, if ``decode_device`` is cpu.
     decode_threads: int = 1
-    # Triton kernels in the graphs; off runs their plain reference.
+    # Use Triton kernels in the graphs; off runs their plain reference.
     triton_kernels: bool = True
-    # Kernels, by name, that are off although the others are on.
+    # Names of kernels that are off although the others are on.
     disabled_kernels: tuple[str, ...] = ()
-    # Frames of a request's first chunk, the second and so on; a listener about to run dry gets what is there.
+    # Frames of a request's first chunk, the second and so on; smaller chunks are emitted before audio runs out.
     chunk_frames: tuple[int, ...] = CHUNK_FRAMES
-    # Load the encoders of a checkpoint that clones voices; without them voices must come encoded.
+    # Load the encoders of a checkpoint that clones voices; off accepts encoded voices only.
     voice_encoders: bool = True
-    # The shortest recording to clone a voice from.
+    # Minimum duration of a recording for cloning.
     min_reference_s: float = 1.0
-    # And the longest.
+    # Maximum duration of a recording for cloning.
     max_reference_s: float = 30.0
-    # Cloned voices whose prepared state is kept.
+    # Maximum of cloned voices whose prepared state is cached.
     max_cached_voices: int = 32
-    # Of that family's own stages.
+    # Settings of the stages of CosyVoice3.
     cosyvoice3: CosyVoice3Settings = CosyVoice3Settings()
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0)
         for name, low in least.items():
             value = getattr(self, name)
-            if value is not None and not value >= low:  # nor what is no number
+            if value is not None and not value >= low:  # False for NaN, too
                 raise InvalidRequest(f"{name} is {value}; it must be at least {low}", name)
         if self.process_nice > MAX_NICENESS:
             raise InvalidRequest(
