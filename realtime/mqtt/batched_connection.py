@@ -57,14 +57,13 @@ class BatchedMqttConnection(MqttConnection):
         self._window = asyncio.Semaphore(capacity.unacknowledged)
         # Pending publishes by packet identifier, in the order they were sent.
         self._unacknowledged: dict[int, PendingPublish] = {}
-        self._paho = paho = client._client
-        if paho._sock is None:
-            raise BrokerDisconnected("the broker has left at once")
-        self._socket = BatchedSocket(paho._sock, self._read, self._write)
-        paho._sock = self._socket
-        paho.on_socket_register_write = lambda *_: self._socket.schedule_write()
-        paho.on_socket_unregister_write = None
-        client._disconnected.add_done_callback(lambda _: self._alarm.set())
+        self._paho = self._internals.paho
+        if self._internals.socket is None:
+            raise BrokerDisconnected("the broker closed the connection at once")
+        self._socket = self._internals.socket = BatchedSocket(self._internals.socket, self._read, self._write)
+        self._paho.on_socket_register_write = lambda *_: self._socket.schedule_write()
+        self._paho.on_socket_unregister_write = None
+        self._internals.on_disconnected(self._alarm.set)
 
     async def publish(self, publication: Publication) -> None:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -114,7 +113,7 @@ class BatchedMqttConnection(MqttConnection):
         await (self._await_ack(self._window.acquire) if self._window.locked() else self._window.acquire())
         try:
             self._require_connection()
-            number = self._paho._mid_generate()
+            number = self._internals.next_packet_id()
             self._send(publication, number)
         except Exception:
             self._window.release()
@@ -143,9 +142,9 @@ class BatchedMqttConnection(MqttConnection):
             sent.ack(code)
 
     def _require_connection(self) -> None:
-        if self._client._disconnected.done():
+        if self._internals.is_disconnected:
             self._broken.set()
-            raise BrokerDisconnected(str(self._client._disconnected.exception() or "the connection was closed"))
+            raise BrokerDisconnected(str(self._internals.disconnect_error or "the connection was closed"))
         if self._broken.is_set():
             raise BrokerDisconnected("the connection is broken")
 
@@ -159,8 +158,8 @@ class BatchedMqttConnection(MqttConnection):
             if not found:
                 self._read_by_paho(found)
             for packet in self._packets.push(found):
-                if self._paho._sock is None:
-                    return  # it has said its goodbye
+                if self._internals.socket is None:
+                    return  # closed by an earlier packet
                 if packet.kind == PUBLISH and not packet.flags & QOS_2:
                     self._handle_packets(parse_publish(packet))
                 elif packet.kind == PUBACK:
@@ -188,6 +187,5 @@ class BatchedMqttConnection(MqttConnection):
         try:
             yield
         except Exception as fault:
-            if not self._client._disconnected.done():
-                self._client._disconnected.set_exception(fault)
+            self._internals.disconnect(fault)
             self._socket.close()

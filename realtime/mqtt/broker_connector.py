@@ -19,6 +19,7 @@ from realtime.config import ConfigError
 from realtime.errors import RequestRefused
 from realtime.integration_config import MqttSettings, parse_broker_url
 from realtime.mqtt.batched_connection import BatchedMqttConnection
+from realtime.mqtt.client_internals import ClientInternals
 from realtime.mqtt.connection import BrokerDisconnected, BrokerLimits, MqttConnection, Publication, reason
 
 log = logging.getLogger("voicewire.mqtt")
@@ -125,12 +126,12 @@ class BrokerConnector:
             will=None if self._will is None else _will(self._will),
             logger=quiet,
         )
-        client._client.connect_timeout = settings.response_timeout_s  # aiomqtt has no other way to say so
+        ClientInternals(client).paho.connect_timeout = settings.response_timeout_s
         return client
 
 
 class AutoClosingSslSocket(ssl.SSLSocket):
-    """Closed when nothing comes of it, which paho-mqtt forgets."""
+    """Closes itself when the handshake fails, which paho-mqtt does not."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -157,15 +158,15 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
 
 def _apply_broker_limits(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
     """Read the limits in the broker's CONNACK, which aiomqtt does not expose."""
-    paho = client._client
-    on_connect_of_aiomqtt = paho.on_connect
+    internals = ClientInternals(client)
+    on_connect_of_aiomqtt = internals.paho.on_connect
 
     def on_connect(*arguments: Any) -> None:
         capacity.from_connack(arguments[-1])
-        paho._max_inflight_messages = capacity.unacknowledged  # its own setter wants to be asked before
+        internals.limit_unacknowledged(capacity.unacknowledged)
         on_connect_of_aiomqtt(*arguments)
 
-    paho.on_connect = on_connect
+    internals.paho.on_connect = on_connect
 
 
 async def _disconnect(client: aiomqtt.Client) -> None:
@@ -175,14 +176,14 @@ async def _disconnect(client: aiomqtt.Client) -> None:
 
 
 def _force_close(client: aiomqtt.Client) -> None:
-    """Close what is still open of a connection that came to nothing; aiomqtt itself would wait for its keep-alive."""
-    client._client._sock_close()
-    if client._disconnected.done():
-        client._disconnected.exception()  # marks the exception as retrieved
+    """Close the socket of a failed connection; aiomqtt would wait for its keep-alive."""
+    internals = ClientInternals(client)
+    internals.close_socket()
+    _ = internals.disconnect_error  # marks the exception as retrieved
 
 
 def _will(publication: Publication) -> aiomqtt.Will:
-    properties = Properties(PacketTypes.WILLMESSAGE)  # paho looks at the class of these
+    properties = Properties(PacketTypes.WILLMESSAGE)  # paho checks their class
     if publication.expiry_s is not None:
         properties.MessageExpiryInterval = publication.expiry_s
     return aiomqtt.Will(publication.topic, publication.payload, publication.qos, publication.retain, properties)

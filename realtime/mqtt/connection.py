@@ -15,6 +15,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from realtime.errors import LocalProtocolError, RequestRefused
+from realtime.mqtt.client_internals import ClientInternals
 from realtime.protocol.mqtt.packet import packed, publish
 
 log = logging.getLogger("voicewire.mqtt")
@@ -89,8 +90,9 @@ class MqttConnection:
         self._timeouts: set[asyncio.Timeout] = set()
         # Pending reason codes by packet identifier.
         self._unanswered: dict[int, asyncio.Future[int]] = {}
-        client._client.on_publish = self._published
-        client._disconnected.add_done_callback(lambda _: self._cancel_pending())
+        self._internals = ClientInternals(client)
+        self._internals.paho.on_publish = self._published
+        self._internals.on_disconnected(self._cancel_pending)
 
     async def publish(self, publication: Publication) -> None:
         """QoS 0: until it is with the system; QoS 1: until the broker has it.
@@ -143,7 +145,7 @@ class MqttConnection:
         return code
 
     async def _publish_with_paho(self, *arguments: Any) -> int:
-        info = self._client._client.publish(*arguments)
+        info = self._internals.paho.publish(*arguments)
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise aiomqtt.MqttCodeError(info.rc, "it was not sent")
         if info.is_published():
@@ -165,7 +167,7 @@ class MqttConnection:
             raise LocalProtocolError(f"the broker takes {limit} bytes in a message, this one has {len(packet)}")
 
     async def _await_ack(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        if self._client._disconnected.done():
+        if self._internals.is_disconnected:
             self._broken.set()
         if self._broken.is_set():
             raise BrokerDisconnected("the connection is broken")

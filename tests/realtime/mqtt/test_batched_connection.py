@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -15,6 +16,7 @@ from realtime.integration_config import MqttSettings
 from realtime.mqtt.batched_connection import BatchedMqttConnection
 from realtime.mqtt.batched_socket import MAX_WAITING_BYTES, BatchedSocket
 from realtime.mqtt.broker_connector import BrokerConnector
+from realtime.mqtt.client_internals import TESTED
 from realtime.mqtt.connection import MAX_INFLIGHT, BrokerDisconnected, IncomingMessage, MqttConnection, Publication
 from tests.realtime.live_server import WAIT_S, until
 from tests.realtime.mqtt.mosquitto import Mosquitto, running
@@ -323,3 +325,7 @@ async def speak(server: socket.socket, at_once: bytes, connected: asyncio.Event,
         await connected.wait()
         await loop.sock_sendall(far, later)
         return await loop.sock_recv(far, 1_000)
+
+
+def test_private_parts_of_the_client_were_checked_for_these_versions() -> None:
+    assert {name: importlib.metadata.version(name) for name in TESTED} == TESTED
