@@ -143,42 +143,6 @@ SERVER_TRANSITIONS: dict[str, dict[ResponseState, ResponseState]] = {
 }
 
 
-def diagram() -> str:
-    """Both tables as Mermaid state diagrams, for docs/reference/native-protocol.md."""
-    return "\n\n".join(f"```mermaid\nstateDiagram-v2\n{body}\n```" for body in (_session_body(), _response_body()))
-
-
-def _session_body() -> str:
-    moves: dict[tuple[str, str], list[str]] = {}
-    for state, row in SESSION_TRANSITIONS.items():
-        for event, move in row.items():
-            if isinstance(move, SessionState):
-                moves.setdefault((state, move), []).append(_tag(event))
-    return "\n".join(
-        ["    [*] --> active: session.created", *_arrows(moves), "    closing --> [*]: the last response.done"]
-    )
-
-
-def _response_body() -> str:
-    moves: dict[tuple[str, str], list[str]] = {}
-    for state, row in RESPONSE_TRANSITIONS.items():
-        for event, move in row.items():
-            if isinstance(move, ResponseState):
-                moves.setdefault((state, move), []).append(_tag(event))
-    for name, server_row in SERVER_TRANSITIONS.items():
-        for state, after in server_row.items():
-            moves.setdefault((state, after), []).append(f"({name})")
-    return "\n".join(["    [*] --> unknown", *_arrows(moves)])
-
-
-def _arrows(moves: dict[tuple[str, str], list[str]]) -> list[str]:
-    return [f"    {state} --> {after}: {', '.join(names)}" for (state, after), names in moves.items()]
-
-
-def _tag(event: type[ClientEvent]) -> str:
-    return str(event.__struct_config__.tag)
-
-
 class SessionStateMachine:
     """Follows one session through the tables.
 
@@ -192,11 +156,6 @@ class SessionStateMachine:
         self._max_remembered = max_remembered
         self._live: dict[str, ResponseState] = {}
         self._past: OrderedDict[str, ResponseState] = OrderedDict()
-
-    @property
-    def num_live(self) -> int:
-        """Responses whose ``response.done`` is still to come."""
-        return len(self._live)
 
     @property
     def live(self) -> tuple[str, ...]:

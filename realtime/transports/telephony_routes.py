@@ -1,9 +1,11 @@
-"""The addresses where providers of telephony bring their lines."""
+"""The routes of telephony providers and their dialects."""
 
 from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -18,8 +20,12 @@ from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
 from realtime.config import CallSettings, ConfigError
 from realtime.errors import RequestRefused
-from realtime.protocol.telephony.registry import TELEPHONY_ROUTES, TelephonyRoute
-from realtime.protocol.telephony.twilio import is_signed
+from realtime.protocol.telephony.asterisk import AsteriskDialect
+from realtime.protocol.telephony.base import TelephonyDialect
+from realtime.protocol.telephony.plivo import PlivoDialect
+from realtime.protocol.telephony.telnyx import TelnyxDialect
+from realtime.protocol.telephony.twilio import TwilioDialect, is_signed
+from realtime.protocol.telephony.vonage import VonageDialect
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
@@ -30,8 +36,25 @@ SIGNATURE = "x-twilio-signature"
 SOCKET_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
+class TelephonyRoute(NamedTuple):
+    path: str
+    # Takes the id of the call for providers that give none.
+    dialect: Callable[[str], TelephonyDialect]
+    # Requests may carry Twilio's signature in place of a key.
+    signed: bool = False
+
+
+TELEPHONY_ROUTES: tuple[TelephonyRoute, ...] = (
+    TelephonyRoute("/v1/calls/twilio", lambda _: TwilioDialect(), signed=True),
+    TelephonyRoute("/v1/calls/telnyx", lambda _: TelnyxDialect()),
+    TelephonyRoute("/v1/calls/plivo", lambda _: PlivoDialect()),
+    TelephonyRoute("/v1/calls/vonage", VonageDialect),
+    TelephonyRoute("/v1/calls/asterisk", lambda _: AsteriskDialect()),
+)
+
+
 class TelephonyEndpoint:
-    """The ASGI application of one provider."""
+    """ASGI application of a provider."""
 
     def __init__(self, server: SpeechServer, switchboard: CallRegistry, phone: TelephonyRoute) -> None:
         self._server, self._switchboard, self._phone = server, switchboard, phone

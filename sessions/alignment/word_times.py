@@ -40,9 +40,6 @@ class WordTime:
     def characters(self) -> list[CharTime]:
         return _timed(self.text, self.start_ms, self.char_ends_ms)
 
-    def spoken_characters(self) -> list[CharTime]:
-        return _timed(self.spoken, self.start_ms, self.spoken_ends_ms)
-
 
 def to_word_time(
     word: WordSpan, bounds: Sequence[int], segment: int, start_sample: int, sample_rate: float, floor_ms: float

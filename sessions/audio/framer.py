@@ -26,11 +26,6 @@ class Framer:
         self._rest = EMPTY
         self._next_start_sample = 0
 
-    @property
-    def pending_samples(self) -> int:
-        """Pushed, and not yet part of a frame."""
-        return self._rest.size
-
     def push(self, pcm: Pcm) -> list[PcmFrame]:
         signal = np.concatenate([self._rest, pcm]) if self._rest.size else pcm
         whole = signal.size - signal.size % self.frame_samples

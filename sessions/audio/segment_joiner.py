@@ -1,4 +1,4 @@
-"""The segments of one response become one signal: each goes over into the next by a crossfade."""
+"""Join the segments of a response to one signal, each crossfaded into the next."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from sessions.audio.pcm import EMPTY, Pcm
 
 
 def crossfade_join(first: Pcm, second: Pcm, overlap_samples: int, fade: Fade = Fade.EQUAL_POWER) -> Pcm:
-    """``first`` and then ``second``, overlapping by ``overlap_samples``, or by all of the shorter one."""
+    """Join two signals, overlapping by ``overlap_samples`` or by all of the shorter one."""
     overlap = min(overlap_samples, first.size, second.size)
     kept = first.size - overlap
     return np.concatenate([first[:kept], crossfade(first[kept:], second[:overlap], fade), second[overlap:]])
 
 
 class SegmentJoiner:
-    """``join`` over all segments of a response, their PCM coming in runs of any length.
+    """Apply ``crossfade_join`` to all segments of a response, whose PCM comes in runs of any length.
 
-    The last ``overlap_samples`` of what came in are held back, because a next segment may fade into them, until
-    ``last_segment`` or ``finish``. With ``overlap_samples=0`` nothing is ever held back.
+    The last ``overlap_samples`` are held back until ``finish``, because a next segment may fade into them. With
+    ``overlap_samples=0`` nothing is held back.
     """
 
     def __init__(self, overlap_samples: int, fade: Fade = Fade.EQUAL_POWER) -> None:
@@ -28,7 +28,6 @@ class SegmentJoiner:
         self._held = EMPTY
         # The start of a segment that is still too short to be joined to what is held.
         self._head: Pcm | None = None
-        self._in_last_segment = False
         self._num_samples_out = 0
         # Start of each joined segment in the output, its fade included.
         self.segment_starts: list[int] = [0]
@@ -40,20 +39,14 @@ class SegmentJoiner:
         return self._join_head() if self._head.size >= self._overlap else EMPTY
 
     def next_segment(self) -> Pcm:
-        """The segment has ended and another one follows."""
+        """End the current segment; another one follows."""
         out = self._join_head()
         self._head = EMPTY
         return out
 
-    def end_segments(self) -> Pcm:
-        """Mark the current segment as the last: from now on its audio passes straight through."""
-        self._in_last_segment = True
-        return self._emit(EMPTY) if self._head is None else EMPTY
-
     def finish(self) -> Pcm:
         """End the audio and return what is held."""
-        self._in_last_segment = True
-        return self._emit(EMPTY) if self._head is None else self._join_head()
+        return np.concatenate([self._join_head(), self._emit(EMPTY, is_last=True)])
 
     def _join_head(self) -> Pcm:
         if self._head is None:
@@ -63,10 +56,10 @@ class SegmentJoiner:
         self._held = EMPTY
         return self._emit(crossfade_join(held, head, self._overlap, self._fade))
 
-    def _emit(self, pcm: Pcm) -> Pcm:
-        """Hold back the last samples of all there is; give the rest."""
+    def _emit(self, pcm: Pcm, is_last: bool = False) -> Pcm:
+        """Return the samples before the overlap, which is held back unless ``is_last``."""
         signal = np.concatenate([self._held, pcm]) if self._held.size else pcm
-        kept = 0 if self._in_last_segment else min(self._overlap, signal.size)
+        kept = 0 if is_last else min(self._overlap, signal.size)
         self._held = signal[signal.size - kept :]
         out = signal[: signal.size - kept]
         self._num_samples_out += out.size

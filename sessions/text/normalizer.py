@@ -41,11 +41,6 @@ class IncrementalNormalizer:
         self._raw_end = 0
 
     @property
-    def has_speakable_text(self) -> bool:
-        """True once a word has been returned."""
-        return self._joiner.started
-
-    @property
     def num_chars_held(self) -> int:
         """Raw characters that wait for what comes after them."""
         return self._blocks.num_chars_held

@@ -87,11 +87,6 @@ class Segmenter:
         self._endings = BoundaryDetector()
         self._held: list[SpannedText] = []
 
-    @property
-    def open_index(self) -> int | None:
-        """The segment that has begun and not ended."""
-        return self._index if self._num_chars else None
-
     def push(self, text: SpannedText) -> list[SegmentEvent]:
         runs, held_from = self._scan(text.text)
         ranges = [(run.start, run.end) for run in runs] + [(held_from, len(text.text))]

@@ -20,7 +20,13 @@ from realtime.protocol.events import (
     NativeSpeechSettings,
     ServerEvent,
 )
-from realtime.protocol.transitions import diagram
+from realtime.protocol.transitions import (
+    RESPONSE_TRANSITIONS,
+    SERVER_TRANSITIONS,
+    SESSION_TRANSITIONS,
+    ResponseState,
+    SessionState,
+)
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 PAGE = (REFERENCE / "native-protocol.md").read_text()
@@ -29,6 +35,42 @@ ERRORS = (REFERENCE / "errors.md").read_text()
 
 def row_of(name: str, page: str = PAGE) -> str:
     return next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+
+
+def diagram() -> str:
+    """Both tables as Mermaid state diagrams, for docs/reference/native-protocol.md."""
+    return "\n\n".join(f"```mermaid\nstateDiagram-v2\n{body}\n```" for body in (_session_body(), _response_body()))
+
+
+def _session_body() -> str:
+    moves: dict[tuple[str, str], list[str]] = {}
+    for state, row in SESSION_TRANSITIONS.items():
+        for event, move in row.items():
+            if isinstance(move, SessionState):
+                moves.setdefault((state, move), []).append(_tag(event))
+    return "\n".join(
+        ["    [*] --> active: session.created", *_arrows(moves), "    closing --> [*]: the last response.done"]
+    )
+
+
+def _response_body() -> str:
+    moves: dict[tuple[str, str], list[str]] = {}
+    for state, row in RESPONSE_TRANSITIONS.items():
+        for event, move in row.items():
+            if isinstance(move, ResponseState):
+                moves.setdefault((state, move), []).append(_tag(event))
+    for name, server_row in SERVER_TRANSITIONS.items():
+        for state, after in server_row.items():
+            moves.setdefault((state, after), []).append(f"({name})")
+    return "\n".join(["    [*] --> unknown", *_arrows(moves)])
+
+
+def _arrows(moves: dict[tuple[str, str], list[str]]) -> list[str]:
+    return [f"    {state} --> {after}: {', '.join(names)}" for (state, after), names in moves.items()]
+
+
+def _tag(event: type[ClientEvent]) -> str:
+    return str(event.__struct_config__.tag)
 
 
 def test_the_diagrams_are_those_of_the_tables() -> None:

@@ -96,7 +96,7 @@ def test_text_on_its_way_to_a_refused_reply_is_passed_over() -> None:
     conversation.apply_client_event(ResponseCreate(response_id="a", end=True))
     conversation.on_refused("a")
     assert not conversation.apply_client_event(TextAppend(response_id="a", text="x"))
-    assert conversation.num_live == 0
+    assert conversation.live == ()
     assert conversation.apply_client_event(ResponseCreate(response_id="a"))
 
 
@@ -148,4 +148,4 @@ def test_each_response_ends_once_for_any_messages(steps: list[ClientEvent | str]
             assert step.response_id is not None
             assert step.response_id not in live
             live.add(step.response_id)
-        assert conversation.num_live == len(live)
+        assert len(conversation.live) == len(live)

@@ -89,7 +89,7 @@ def test_times_of_a_word_and_its_characters():
     assert (word.segment, word.segment_start_ms, word.start_ms, word.end_ms) == (3, 1_000, 1_200, 2_400)
     assert word.char_ends_ms == (1_800, 2_400)
     assert [(char.character, char.start_ms) for char in word.characters()] == [("$", 1_200), ("5", 1_800)]
-    assert [char.end_ms for char in word.spoken_characters()] == list(range(1_300, 2_401, 100))
+    assert word.spoken_ends_ms == tuple(range(1_300, 2_401, 100))
 
 
 def test_marks_take_no_time():

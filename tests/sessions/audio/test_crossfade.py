@@ -212,12 +212,9 @@ def join_all(segments: list[Pcm], overlap: int, fade: Fade) -> Pcm:
 def test_streaming_equals_joining_segments(segments: list[Pcm], overlap: int, fade: Fade, data: st.DataObject) -> None:
     joiner = SegmentJoiner(overlap, fade)
     out = []
-    early = data.draw(st.booleans(), "last_segment is said before the last segment's audio")
     for index, segment in enumerate(segments):
         if index:
             out.append(joiner.next_segment())
-        if early and index == len(segments) - 1:
-            out.append(joiner.end_segments())
         out.extend(joiner.push(piece) for piece in data.draw(pieces(segment)))
     out.append(joiner.finish())
     assert np.array_equal(np.concatenate(out), join_all(segments, overlap, fade))
@@ -258,13 +255,6 @@ def test_without_overlap_nothing_is_held_back() -> None:
     assert np.array_equal(joiner.push(pcm), pcm)
     assert joiner.next_segment().size == 0
     assert np.array_equal(joiner.push(pcm), pcm)
-
-
-def test_in_the_last_segment_nothing_is_held_back() -> None:
-    joiner = SegmentJoiner(4)
-    assert joiner.push(noise(10)).size == 6
-    assert joiner.end_segments().size == 4
-    assert joiner.push(noise(10)).size == 10
 
 
 def test_equal_power_keeps_the_level_of_uncorrelated_audio() -> None:

@@ -19,8 +19,8 @@ import msgspec
 from realtime.errors import ProtocolError
 from realtime.protocol.telephony.audiosocket import AudioSocketDialect
 from realtime.protocol.telephony.base import TelephonyDialect
-from realtime.protocol.telephony.registry import TELEPHONY_ROUTES
 from realtime.protocol.telephony.xiaozhi import XiaozhiDialect
+from realtime.transports.telephony_routes import TELEPHONY_ROUTES
 from tests.vectors import VECTORS, read_lines
 
 LINES: dict[str, Callable[[], TelephonyDialect]] = {
