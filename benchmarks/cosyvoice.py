@@ -135,12 +135,12 @@ class Bench:
         requests = {epoch: self.request(epoch, num_tokens) for epoch in (next(EPOCHS) for _ in range(num_streams))}
         start = time.perf_counter()
         for epoch, request in requests.items():
-            self.engine.submit(request, epoch)
+            self.engine.requests.submit(request, epoch)
         first: dict[int, float] = {}
         num_samples, ends = 0, 0
         while ends < num_streams:
             self.engine.step()
-            events, self.engine.events = self.engine.events, []
+            events, self.engine.requests.events = self.engine.requests.events, []
             now = time.perf_counter() - start
             for epoch, event in events:
                 if isinstance(event, SpeechChunk):

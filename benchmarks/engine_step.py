@@ -57,10 +57,10 @@ def fill(engine: Engine, batch: int) -> None:
         spec = SpeechRequest(
             request_id=str(epoch), text=TEXT, text_closed=True, sampling=sampling, max_frames=MAX_FRAMES
         )
-        engine.submit(spec, epoch)
-    while any(request.num_frames < 4 for request in engine.requests.values()):
+        engine.requests.submit(spec, epoch)
+    while any(request.num_frames < 4 for request in engine.requests.active.values()):
         engine.step()
-    engine.events.clear()
+    engine.requests.events.clear()
 
 
 def measure(engine: Engine, num_frames: int) -> dict[str, float]:
@@ -70,7 +70,7 @@ def measure(engine: Engine, num_frames: int) -> dict[str, float]:
     for _ in range(num_frames):
         engine.step()
     cpu_s = time.thread_time() - cpu_s
-    engine.events.clear()
+    engine.requests.events.clear()
     times = engine.times
     scale = 1000 / times.num_steps
     return {
@@ -97,7 +97,7 @@ def python_share(engine: Engine, num_frames: int) -> float:
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(num_frames):
             engine.step()
-    engine.events.clear()
+    engine.requests.events.clear()
     inside_us = float(sum(event.cpu_time_total for event in seen.events() if event.cpu_parent is None))
     return max(0.0, 1.0 - inside_us / 1e6 / engine.times.total_s)
 

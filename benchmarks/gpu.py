@@ -89,13 +89,13 @@ def summary_ms(values_s: list[float]) -> dict[str, float]:
 
 def fill(engine: Engine, rows: int, text: str, frames: int) -> None:
     """Step until ``rows`` rows are running."""
-    for epoch in itertools.islice(EPOCHS, rows - len(engine.requests)):
+    for epoch in itertools.islice(EPOCHS, rows - len(engine.requests.active)):
         sampling = SamplingParams(seed=epoch, min_new_tokens=NO_END)
         spec = SpeechRequest(request_id=str(epoch), text=text, text_closed=True, sampling=sampling, max_frames=frames)
-        engine.submit(spec, epoch)
-    while any(request.num_frames < 2 for request in engine.requests.values()):
+        engine.requests.submit(spec, epoch)
+    while any(request.num_frames < 2 for request in engine.requests.active.values()):
         engine.step()
-        engine.events.clear()
+        engine.requests.events.clear()
 
 
 def measure_steps(engine: Engine, num_steps: int) -> dict[str, float]:
@@ -103,7 +103,7 @@ def measure_steps(engine: Engine, num_steps: int) -> dict[str, float]:
     start = time.perf_counter()
     for _ in range(num_steps):
         engine.step()
-        engine.events.clear()
+        engine.requests.events.clear()
     took_ms = 1000 * (time.perf_counter() - start) / num_steps
     times, scale = engine.times, 1000 / num_steps
     parts = {"launch_ms": times.launch_s, "wait_ms": times.wait_s, "pcm_ms": times.decode_s, "host_ms": times.host_s}
@@ -127,7 +127,7 @@ def run_steps(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         with GpuWatch() as watch:
             row = {"batch": batch, **measure_steps(engine, args.steps)}
         row["audio_s_per_s"] = batch * FRAME_S * 1000 / row["step_ms"]
-        row["context"] = max(request.row.num_computed for request in engine.requests.values())
+        row["context"] = max(request.row.num_computed for request in engine.requests.active.values())
         row["ratio"] = row["step_ms"] / floor.total_ms(batch, int(row["context"]))
         found.append({name: round(value, 3) for name, value in row.items()} | watch.report())
         print("  ".join(f"{name} {value}" for name, value in found[-1].items()), flush=True)

@@ -80,26 +80,26 @@ class Bench:
         self.engine, self.args = engine, args
         self.now_s, self.epochs, self.sent_s, self.num_bytes = 100.0, itertools.count(1), 0.0, 0
         if args.paced:
-            engine.clock = lambda: self.now_s
+            engine.requests.clock = lambda: self.now_s
 
     def step(self) -> None:
         self.engine.step()
         self.now_s += self.args.step_ms / 1000
         start = time.perf_counter()
-        events, self.engine.events = self.engine.events, []
+        events, self.engine.requests.events = self.engine.requests.events, []
         if self.args.pack:
             self.num_bytes += sum(map(len, pack_events(events)))
         self.sent_s += time.perf_counter() - start
 
     def fill(self, rows: int) -> None:
         """Submit a few rows at a time, so that their chunks do not all fall into one step."""
-        for epoch in itertools.islice(self.epochs, rows - len(self.engine.requests)):
+        for epoch in itertools.islice(self.epochs, rows - len(self.engine.requests.active)):
             sampling = SamplingParams(seed=epoch, min_new_tokens=NO_END)
             spec = SpeechRequest(
                 request_id=str(epoch), text="the quick brown fox jumps over " * 8, text_closed=True, sampling=sampling,
                 layout=TextLayout.STREAMING, max_frames=900, lead_ms=2000 if self.args.paced else None,
             )  # fmt: skip
-            self.engine.submit(spec, epoch)
+            self.engine.requests.submit(spec, epoch)
             if epoch % 16 == 0:
                 self.step()
 

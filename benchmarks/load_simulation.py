@@ -124,7 +124,7 @@ class SimulatedDevice:
         engine.runner.frames._run = frame
         engine.runner.prefills._run = self.queue_frame
         engine.stage.graphs._run = self.queue_call
-        engine.clock = self.clock
+        engine.requests.clock = self.clock
         device = self
 
         class Done:
@@ -156,7 +156,7 @@ def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[Engi
     device = SimulatedDevice(args.host_scale, args.slower)
     device.install(engine)
     steps = {rows: seconds_of(FRAME_MS, rows) + seconds_of(DECODE_MS, rows) for rows in engine.runner.frame_buckets}
-    engine.step_model.calibrate(StepTimeTable(steps))
+    engine.scheduler.step_model.calibrate(StepTimeTable(steps))
     return engine, device
 
 
@@ -197,11 +197,11 @@ class LoadSimulation:
             sampling=SamplingParams(seed=number, min_new_tokens=NO_END),
             max_frames=int(self.args.seconds / 0.08), lead_ms=self.args.lead_ms,
         )  # fmt: skip
-        self.engine.submit(spec, number)
+        self.engine.requests.submit(spec, number)
 
     def hand_over(self) -> None:
         now_s = self.device.clock()
-        events, self.engine.events = self.engine.events, []
+        events, self.engine.requests.events = self.engine.requests.events, []
         for number, event in events:
             if isinstance(event, SpeechChunk):
                 self.listeners[number].hear(event, SAMPLE_RATE, now_s)

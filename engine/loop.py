@@ -142,7 +142,7 @@ class EngineLoop:
             while not (self._stopping or self._commands or self.engine.has_work):
                 wake_s = self.engine.next_wake_s()
                 if wake_s is not None:
-                    self._wake.wait(min(max(wake_s - self.engine.clock(), 0.0), MAX_WAIT_S))
+                    self._wake.wait(min(max(wake_s - self.engine.requests.clock(), 0.0), MAX_WAIT_S))
                 elif not self._wake.wait(patience_s):
                     return False
         return True
@@ -158,26 +158,26 @@ class EngineLoop:
 
     def _fail(self, command: Command, error: Exception) -> None:
         """A bad command costs the request it speaks of, and no other."""
-        request = self.engine.requests.get(getattr(command, "epoch", 0))
+        request = self.engine.requests.active.get(getattr(command, "epoch", 0))
         if request is not None:
-            self.engine.fail(request, error)
+            self.engine.requests.fail(request, error)
 
     def _process_command(self, command: Command) -> None:
         match command:
             case SubmitRequest(epoch, request):
-                self.engine.submit(request, epoch)
+                self.engine.requests.submit(request, epoch)
             case PushRequestText(epoch, text):
-                self.engine.push_text(epoch, text)
+                self.engine.requests.push_text(epoch, text)
             case EndRequestInput(epoch):
-                self.engine.end_input(epoch)
+                self.engine.requests.end_input(epoch)
             case ReportRequestPlayback(epoch, played_samples):
-                self.engine.report_playback(epoch, played_samples)
+                self.engine.requests.report_playback(epoch, played_samples)
             case CancelRequest(epoch):
-                self.engine.cancel(epoch)
+                self.engine.requests.cancel(epoch)
             case PrefetchVoice(voice):
                 self.engine.prefetch(SpeechRequest(request_id="prefetch", voice=voice))
 
     def _flush(self) -> None:
-        events, self.engine.events = self.engine.events, []
+        events, self.engine.requests.events = self.engine.requests.events, []
         if events:
             self.deliver(events)

@@ -17,6 +17,7 @@ from engine.runtime.admission import DEADLINE_S
 from engine.runtime.call_planner import CALL_FRAMES
 from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.request import Request, RequestPhase, StepBatch
+from engine.runtime.request_manager import RequestManager
 from engine.runtime.runner import GraphKey, StepTimings
 from engine.runtime.scheduler import Scheduler
 
@@ -35,10 +36,9 @@ class DecodingHost(Protocol):
     config: EngineConfig
     scheduler: Scheduler
     times: StepTimings
+    requests: RequestManager
 
-    def clock(self) -> float: ...
     def emit(self, chunks: Iterable[DecodedAudio]) -> None: ...
-    def fail(self, request: Request, error: Exception) -> None: ...
     def hand_over(self) -> None: ...
     def read_commands(self) -> None: ...
 
@@ -56,7 +56,7 @@ class RoundDecoding:
             try:
                 self.stage.feed(request.held_slot, codes)
             except Exception as error:
-                self.host.fail(request, error)
+                self.host.requests.fail(request, error)
 
     def emit_completed(self) -> int:
         """Nothing is in flight between steps."""
@@ -76,7 +76,7 @@ class RoundDecoding:
         while num_frames > 0:
             host.hand_over()
             host.read_commands()
-            is_urgent = num_rows > 0 and scheduler.paced_slack_s(host.clock()) <= 0.0
+            is_urgent = num_rows > 0 and scheduler.paced_slack_s(host.requests.clock()) <= 0.0
             newcomer = scheduler.next_admitted()
             is_paced_next = newcomer is not None and not newcomer.is_burst
             if is_urgent or is_paced_next or not (due := self.due_burst_frames()):
@@ -89,7 +89,7 @@ class RoundDecoding:
     def decode_round(self, slots: Container[int] | None) -> int:
         """One round of the decode stage, over all slots or those given."""
         start = time.perf_counter()
-        now, slack, wanted = self.host.clock(), {}, {}
+        now, slack, wanted = self.host.requests.clock(), {}, {}
         for request in self.host.scheduler.running:
             slot = request.held_slot
             slack[slot], wanted[slot] = self.slack_s(request, now), wanted_frames(request, self.host.config)
@@ -104,7 +104,7 @@ class RoundDecoding:
 
     def due_burst_frames(self) -> dict[int, int]:
         """Frames by slot that one decode call would take of each burst row, the row that runs dry first leading."""
-        now, due, config = self.host.clock(), {}, self.host.config
+        now, due, config = self.host.requests.clock(), {}, self.host.config
         for request in sorted(self.host.scheduler.running, key=DEADLINE_S):
             num_pending, wanted = request.num_pending_frames, wanted_frames(request, config)
             is_patient = self.slack_s(request, now) > config.decode_batching_slack_s
@@ -147,7 +147,7 @@ class CallDecoding:
 
     def launch(self) -> None:
         start = time.perf_counter()
-        now, running, size = self.host.clock(), self.host.scheduler.running, self.stage.slots.num_slots + 1
+        now, running, size = self.host.requests.clock(), self.host.scheduler.running, self.stage.slots.num_slots + 1
         slots = [request.held_slot for request in running]
         slack, wanted = np.zeros(size), np.ones(size, dtype=np.int64)
         slack[slots] = [self.slack_s(request, now) for request in running]

@@ -35,9 +35,10 @@ from engine.process import freeze_gc
 from engine.runtime.call_planner import CALL_ROWS
 from engine.runtime.decoding import CallDecoding, Decoding, RoundDecoding
 from engine.runtime.graph_decode_stage import GraphDecodeStage
-from engine.runtime.request import Request, RequestPhase, RequestReleased, ScheduledWork, StepBatch
+from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
 from engine.runtime.request_manager import RequestManager
 from engine.runtime.runner import GraphRunner, ModelRunner, Result, StepTimings
+from engine.runtime.scheduler import Scheduler
 from engine.runtime.step_model import StepTimeTable
 from engine.runtime.warm_up import capture_graphs, measure_step_times
 
@@ -63,7 +64,9 @@ def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype,
     return max(1, min(by_memory, wanted // config.block_size))
 
 
-class Engine(RequestManager):
+class Engine:
+    """Owns the stages, the memory and the requests, and steps them."""
+
     def __init__(
         self,
         model: SpeechModel,
@@ -76,31 +79,30 @@ class Engine(RequestManager):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         device = device or torch.device("cpu")
-        pool = BlockPool(config.num_blocks or blocks_allowed(model, config, dtype, device))
-        self.kv = PagedKV(model.kv_shape, pool.num_blocks, config.block_size, dtype, device)
+        self.model, self.stage, self.config = model, stage, config
+        self.pool = BlockPool(config.num_blocks or blocks_allowed(model, config, dtype, device))
+        self.kv = PagedKV(model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device)
         self.prefixes = PrefixCache(self.kv, config.max_cached_prefixes, config.max_cached_prefix_positions)
-        super().__init__(model, stage, pool, self.prefixes, config, clock)
         if make_runner is None:
             self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         else:
             self.runner = make_runner(self.kv, self.prefixes)
+        self.scheduler = Scheduler(model, stage, self.pool, self.prefixes, config)
+        capacity = min(self.runner.max_positions, self.pool.num_blocks * config.block_size)
+        self.requests = RequestManager(model, self.scheduler, config, capacity, stage.sample_rate, clock)
         self.times = StepTimings()
         self.decoding: Decoding
         if isinstance(stage, GraphDecodeStage):
             self.decoding = CallDecoding(stage, self)
-            self.scheduler.burst_model = self.step_model
+            self.scheduler.burst_model = self.scheduler.step_model
         else:
             self.decoding = RoundDecoding(stage, self)
-        # Called within a step when ``events`` hold audio that is due; the engine's loop takes them.
+        # Called within a step when there are events with audio that is due; the engine's loop takes them.
         self.hand_over: Callable[[], None] = lambda: None
         # Called within a step, between its two stages, when commands can be carried out.
         self.read_commands: Callable[[], None] = lambda: None
         # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
         self.retry_s = 0.0
-
-    @property
-    def capacity(self) -> int:
-        return min(super().capacity, self.runner.max_positions)
 
     def choose_device(self) -> None:
         """Kernels go to the device that is current on their thread."""
@@ -112,7 +114,7 @@ class Engine(RequestManager):
         """Compute the voice's prefix ahead of its first request; without effect when blocks are short."""
         self.choose_device()
         try:
-            request = self.new_request(spec, epoch=-1, seed=0)
+            request = self.requests.new_request(spec, epoch=-1, seed=0)
             inputs = self.model.next_input(request.row)
         except Exception:  # the requests for this voice report it
             return
@@ -131,20 +133,23 @@ class Engine(RequestManager):
     @torch.inference_mode()
     def step(self) -> None:
         """One round over every request that can run."""
-        start = self.clock()
+        start = self.requests.clock()
         self.choose_device()
         self.process_results(self.runner.collect(self.times))
         num_chunks = self.decoding.emit_completed()
-        batch = self.scheduler.schedule(self.clock())
+        batch = self.scheduler.schedule(self.requests.clock())
+        self.requests.process_scheduled()
         num_chunks += self.decoding.emit_completed()
         self.process_results(self.runner.run(batch, self.times))
-        talker_s = self.clock() - start
+        talker_s = self.requests.clock() - start
         num_chunks += self.decoding.decode(batch)
         self.retire_finished()
-        made_progress = len(batch) or num_chunks or self.stage.busy or self.released or self.pool.num_quarantined
-        self.retry_s = 0.0 if made_progress else self.clock() + STALL_RETRY_S
+        made_progress = (
+            len(batch) or num_chunks or self.stage.busy or self.requests.released or self.pool.num_quarantined
+        )
+        self.retry_s = 0.0 if made_progress else self.requests.clock() + STALL_RETRY_S
         self.release_finished()
-        self.record_step(batch, talker_s, self.clock() - start)
+        self.record_step(batch, talker_s, self.requests.clock() - start)
 
     def process_results(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
@@ -162,7 +167,7 @@ class Engine(RequestManager):
                 case StopOutcome(at_limit):
                     self.drain_decoder(request, FinishReason.LENGTH if at_limit else FinishReason.STOP)
                 case FailedOutcome(message):
-                    self.fail(request, EngineError(message))
+                    self.requests.fail(request, EngineError(message))
 
     def count_frame(self, request: Request, code0: int) -> None:
         request.num_frames += 1
@@ -185,12 +190,12 @@ class Engine(RequestManager):
             if request is None:
                 continue  # it failed by an earlier one of these
             if chunk.error:
-                self.fail(request, EngineError(chunk.error))
+                self.requests.fail(request, EngineError(chunk.error))
             else:
                 self.emit_chunk(request, chunk)
 
     def emit_chunk(self, request: Request, chunk: DecodedAudio) -> None:
-        now = self.clock()
+        now = self.requests.clock()
         fresh = len(chunk.pcm) - chunk.overlap_samples
         start = request.clock.num_emitted - chunk.overlap_samples
         request.num_pending_frames = self.stage.num_pending(request.held_slot)
@@ -200,7 +205,7 @@ class Engine(RequestManager):
         event = SpeechChunk(request.spec.request_id, start, chunk.pcm, chunk.provisional_tail_samples, last)
         request.clock.emit(fresh, now)
         request.last_sent = last
-        self.events.append((request.epoch, event))
+        self.requests.events.append((request.epoch, event))
         request.num_chunks += 1
         if request.silence.push(chunk.pcm, armed=request.row.text.closed and not request.row.text.num_waiting):
             self.drain_decoder(request, FinishReason.SILENCE)
@@ -209,15 +214,14 @@ class Engine(RequestManager):
         """Requests whose last frame has left end here."""
         for request in list(self.scheduler.running):
             if request.phase is RequestPhase.DRAINING and self.stage.num_pending(request.held_slot) == 0:
-                self.finish(request, request.finish_reason or FinishReason.STOP)
+                self.requests.finish(request, request.finish_reason or FinishReason.STOP)
 
     def release_finished(self) -> None:
         """The step has passed: what was freed during it, or since the last one, can be lent again."""
         self.release_blocks()
         self.stage.release_quarantined()
-        self.events += [(request.epoch, RequestReleased(request.spec.request_id)) for request in self.released]
-        self.released.clear()
-        if not self.requests:
+        self.requests.report_released()
+        if not self.requests.active:
             self.check_invariants()
 
     def release_blocks(self) -> None:
@@ -247,11 +251,11 @@ class Engine(RequestManager):
             self.warm_up_batch(num_rows)
             if self.config.lazy_graph_capture or time.perf_counter() - start > MAX_WARM_UP_S:
                 break
-        self.events.clear()
+        self.requests.events.clear()
+        self.requests.num_finished = 0
         self.times.reset()
         self.scheduler.burst_model.calibrate(None)
-        self.step_model.calibrate(self.measure_step_times())
-        self.num_finished = 0
+        self.scheduler.step_model.calibrate(self.measure_step_times())
         if self.runner.device.type == "cuda":
             freeze_gc()
 
@@ -265,11 +269,11 @@ class Engine(RequestManager):
     def warm_up_batch(self, num_rows: int) -> None:
         spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)
         for epoch in range(min(num_rows, self.config.max_running_requests)):
-            self.submit(spec, epoch)
+            self.requests.submit(spec, epoch)
         while self.has_work:
             self.step()
-        for epoch in list(self.requests):  # the memory is too short for all of them
-            self.cancel(epoch)
+        for epoch in list(self.requests.active):  # the memory is too short for all of them
+            self.requests.cancel(epoch)
         self.release_finished()
 
     # -- for the engine's loop -----------------------------------------------------------------------------------
@@ -277,8 +281,8 @@ class Engine(RequestManager):
     @property
     def has_work(self) -> bool:
         """Whether a step now could do anything."""
-        now = self.clock()
-        if self.released or self.stage.busy or self.runner.in_flight:
+        now = self.requests.clock()
+        if self.requests.released or self.stage.busy or self.runner.in_flight:
             return True
         if now < self.retry_s:
             return False
@@ -288,7 +292,7 @@ class Engine(RequestManager):
 
     def next_wake_s(self) -> float | None:
         """Return when ``has_work`` may turn true by itself; None when only a command can do that."""
-        now = self.clock()
+        now = self.requests.clock()
         return self.retry_s if now < self.retry_s else self.scheduler.next_wake_s(now)
 
     def close(self) -> None:
@@ -300,8 +304,8 @@ class Engine(RequestManager):
         self.times.last_s = seconds
         self.times.num_steps += 1
         self.times.num_rows += len(batch)
-        self.step_model.note_step(batch, seconds)
-        if self.scheduler.burst_model is not self.step_model:
+        self.scheduler.step_model.note_step(batch, seconds)
+        if self.scheduler.burst_model is not self.scheduler.step_model:
             self.scheduler.burst_model.note_step(batch, talker_s)
 
     def stats(self) -> EngineStats:
@@ -318,6 +322,6 @@ class Engine(RequestManager):
             slots_total=self.stage.slots.num_slots,
             step_ms=1000 * self.times.last_s,
             num_preemptions=self.scheduler.num_preemptions,
-            num_finished=self.num_finished,
+            num_finished=self.requests.num_finished,
             num_bounded=getattr(self.stage, "num_bounded", 0),
         )

@@ -1,7 +1,4 @@
-"""Requests between steps: text in, events out, and everything held released exactly once.
-
-No torch. ``Engine`` adds the step.
-"""
+"""Requests between steps: text in, events out, and everything held released exactly once. No torch."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ import numpy as np
 from engine.api import FinishReason, InvalidRequest, RequestFinished, RequestParked, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS, EngineError, EngineOverloaded, ErrorInfo, RequestTooLong
-from engine.memory.block_pool import BlockPool, PrefixCache
-from engine.models.base import DecodeStage, SequenceState, SpeechModel
+from engine.models.base import SequenceState, SpeechModel
 from engine.runtime.admission import QueueLimits, RequestCounts
 from engine.runtime.request import (
     Emitted,
@@ -26,7 +22,6 @@ from engine.runtime.request import (
     SilenceGuard,
 )
 from engine.runtime.scheduler import Scheduler
-from engine.runtime.step_model import StepModel
 
 # Positions after the text in a full-text prompt.
 PROMPT_END_ROWS = 2
@@ -39,22 +34,25 @@ def request_error(error: Exception) -> ErrorInfo:
 
 
 class RequestManager:
-    """``requests`` by epoch are all that have not ended; ``events`` are taken by the engine's loop."""
+    """Owns the requests, their counts and their events; a part of ``Engine``.
+
+    ``active`` by epoch are all that have not ended. ``capacity`` is how many positions one of them can have.
+    """
 
     def __init__(
         self,
         model: SpeechModel,
-        stage: DecodeStage,
-        pool: BlockPool,
-        prefixes: PrefixCache,
+        scheduler: Scheduler,
         config: EngineConfig,
+        capacity: int,
+        sample_rate: int,
         clock: Callable[[], float],
     ) -> None:
-        self.model, self.stage, self.pool, self.config, self.clock = model, stage, pool, config, clock
-        self.scheduler = Scheduler(model, stage, pool, prefixes, config, self.park, self.fail)
+        self.model, self.scheduler, self.config = model, scheduler, config
+        self.capacity, self.sample_rate, self.clock = capacity, sample_rate, clock
         self.queue_limits = QueueLimits.from_config(config)
         self.counts = RequestCounts()
-        self.requests: dict[int, Request] = {}
+        self.active: dict[int, Request] = {}
         self.released: list[Request] = []
         self.events: list[Emitted] = []
         self.num_finished = 0
@@ -69,7 +67,7 @@ class RequestManager:
             end = RequestFinished(spec.request_id, FinishReason.ERROR, error=request_error(error), seed=seed)
             self.events += [(epoch, end), (epoch, RequestReleased(spec.request_id))]
             return
-        self.requests[epoch] = request
+        self.active[epoch] = request
         self.counts.add(spec)
         self.scheduler.waiting.append(request)
         if spec.text:
@@ -83,15 +81,10 @@ class RequestManager:
         self.queue_limits.check(self.counts, spec)
         num_paced, frame_s = self.counts.num_paced, self.config.admission_utilization * self.scheduler.frame_s
         is_one_more = num_paced > 0 and not spec.is_burst and spec.segment == 0
-        if is_one_more and not self.step_model.can_sustain(num_paced + 1, frame_s):
+        if is_one_more and not self.scheduler.step_model.can_sustain(num_paced + 1, frame_s):
             raise EngineOverloaded(
                 f"one more than {num_paced} paced requests would be heard with gaps", OVERLOAD_RETRY_MS
             )
-
-    @property
-    def step_model(self) -> StepModel:
-        """Learns from each step; the scheduler and the admission of paced requests predict by it."""
-        return self.scheduler.step_model
 
     def new_request(self, spec: SpeechRequest, epoch: int, seed: int) -> Request:
         row = self.model.new_sequence(spec, seed)
@@ -100,15 +93,14 @@ class RequestManager:
             raise RequestTooLong(
                 f"voice and instruct need {needed} positions; the cache holds {self.capacity}", "instruct"
             )
-        rate = self.stage.sample_rate
         return Request(
             spec=spec,
             epoch=epoch,
             seed=seed,
             row=row,
             tokens=self.model.tokenizer.incremental(),
-            clock=PlaybackClock(rate),
-            silence=SilenceGuard(int(self.config.silence_limit_s * rate), self.config.silence_dbfs),
+            clock=PlaybackClock(self.sample_rate),
+            silence=SilenceGuard(int(self.config.silence_limit_s * self.sample_rate), self.config.silence_dbfs),
             loop=LoopGuard(self.config.loop_limit_frames, self.config.max_loop_period),
             prefix_key=self.model.prefix_key(row),
             submitted_s=self.clock(),
@@ -116,7 +108,7 @@ class RequestManager:
         )
 
     def push_text(self, epoch: int, text: str) -> None:
-        request = self.requests.get(epoch)
+        request = self.active.get(epoch)
         if request is None or request.row.text.closed:
             return
         request.num_chars += len(text)
@@ -127,7 +119,7 @@ class RequestManager:
         self.tokenize_text(request, lambda: request.tokens.push(text))
 
     def end_input(self, epoch: int) -> None:
-        request = self.requests.get(epoch)
+        request = self.active.get(epoch)
         if request is None or request.row.text.closed:
             return
         request.row.text.closed = request.has_new_text = True
@@ -171,22 +163,26 @@ class RequestManager:
         if request.prompt_ready_s is None:
             request.prompt_ready_s = self.clock()
 
-    @property
-    def capacity(self) -> int:
-        """Positions that one request can have."""
-        return min(self.model.max_positions, self.pool.num_blocks * self.config.block_size)
-
     def report_playback(self, epoch: int, played_samples: int) -> None:
-        if request := self.requests.get(epoch):
+        if request := self.active.get(epoch):
             request.clock.report(played_samples, self.clock())
 
     def cancel(self, epoch: int) -> None:
-        if request := self.requests.get(epoch):
+        if request := self.active.get(epoch):
             self.finish(request, FinishReason.CANCELLED)
 
     # -- how a request ends --------------------------------------------------------------------------------------
 
-    def park(self, request: Request) -> None:
+    def process_scheduled(self) -> None:
+        """Report what scheduling a step came upon: requests without text, and failed ones."""
+        for request in self.scheduler.parked:
+            self.report_parked(request)
+        for request, error in self.scheduler.failed:
+            self.fail(request, error)
+        self.scheduler.parked.clear()
+        self.scheduler.failed.clear()
+
+    def report_parked(self, request: Request) -> None:
         if request.num_frames:
             lead_ms = 1000 * request.generated_lead_s(self.clock(), self.scheduler.frame_s)
             self.events.append((request.epoch, RequestParked(request.spec.request_id, lead_ms)))
@@ -197,17 +193,22 @@ class RequestManager:
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """The one way out: terminal event, then everything the request held goes back."""
-        if request.phase is RequestPhase.DONE:
+        if request.epoch not in self.active:
             return
         if reason not in (FinishReason.CANCELLED, FinishReason.ERROR) and not request.last_sent:
             end = request.clock.num_emitted
             self.events.append((request.epoch, SpeechChunk(request.spec.request_id, end, NO_PCM, last=True)))
         self.events.append((request.epoch, self.build_finished_event(request, reason)))
         self.scheduler.release(request)
-        del self.requests[request.epoch]
+        del self.active[request.epoch]
         self.counts.remove(request.spec)
         self.released.append(request)
         self.num_finished += 1
+
+    def report_released(self) -> None:
+        """The step has passed: what ended requests held is free."""
+        self.events += [(request.epoch, RequestReleased(request.spec.request_id)) for request in self.released]
+        self.released.clear()
 
     def build_finished_event(self, request: Request, reason: FinishReason) -> RequestFinished:
         started = request.started_s if request.started_s is not None else self.clock()

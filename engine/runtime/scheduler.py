@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool, PrefixCache
@@ -29,9 +29,7 @@ PACED_MEMORY_S = 10.0
 
 
 class Scheduler:
-    """``on_parked`` hears of each request that has run out of text, once each time; ``on_failed`` of each whose model
-    could not tell its next input.
-    """
+    """Chooses the rows of a step; what becomes of them on the way waits in ``parked`` and ``failed``."""
 
     def __init__(
         self,
@@ -40,11 +38,12 @@ class Scheduler:
         pool: BlockPool,
         prefixes: PrefixCache,
         config: EngineConfig,
-        on_parked: Callable[[Request], None],
-        on_failed: Callable[[Request, Exception], None],
     ) -> None:
         self.model, self.stage, self.pool, self.prefixes, self.config = model, stage, pool, prefixes, config
-        self.on_parked, self.on_failed = on_parked, on_failed
+        # Requests that ran out of text, once each time.
+        self.parked: list[Request] = []
+        # Requests whose reference or next input raised; they hold nothing any more.
+        self.failed: list[tuple[Request, Exception]] = []
         self.frame_s = stage.frame_samples / stage.sample_rate
         self.chunk_s = stage.chunk_frames * self.frame_s
         self.step_model = StepModel()
@@ -211,7 +210,11 @@ class Scheduler:
         try:
             self.stage.prime(slot, request.row.reference)
         except Exception as error:
-            self.on_failed(request, error)
+            self.fail(request, error)
+
+    def fail(self, request: Request, error: Exception) -> None:
+        self.release(request)
+        self.failed.append((request, error))
 
     def select_runnable(self, now_s: float) -> Iterator[Request]:
         for request in list(self.running):
@@ -244,12 +247,12 @@ class Scheduler:
         try:
             found = self.model.next_input(row)
         except Exception as error:
-            self.on_failed(request, error)
+            self.fail(request, error)
             return False
         if isinstance(found, AwaitText):
             if not request.parked:
                 request.parked = True
-                self.on_parked(request)
+                self.parked.append(request)
             return False
         request.parked = False
         row.inputs += found.inputs

@@ -79,7 +79,7 @@ class EngineHarness:
         # What a step takes on the clock.
         self.step_s = 0.0
         self.engine, self.config = engine, engine.config
-        self.engine.clock = lambda: self.now_s
+        self.engine.requests.clock = lambda: self.now_s
         self.heard: dict[int, RecordedRequest] = {}
         self.num_submitted = 0
         self.admitted: list[int] = []
@@ -103,20 +103,20 @@ class EngineHarness:
         epoch = self.num_submitted
         request = SpeechRequest(**({"request_id": f"r{epoch}"} | spec))  # type: ignore[arg-type]
         self.heard[epoch] = RecordedRequest(request)
-        self.engine.submit(request, epoch)
+        self.engine.requests.submit(request, epoch)
         self.collect()
         return epoch
 
     def push_text(self, epoch: int, text: str) -> None:
-        self.engine.push_text(epoch, text)
+        self.engine.requests.push_text(epoch, text)
         self.collect()
 
     def end_input(self, epoch: int) -> None:
-        self.engine.end_input(epoch)
+        self.engine.requests.end_input(epoch)
         self.collect()
 
     def cancel(self, epoch: int) -> None:
-        self.engine.cancel(epoch)
+        self.engine.requests.cancel(epoch)
         self.collect()
 
     def step(self) -> None:
@@ -143,33 +143,33 @@ class EngineHarness:
         raise AssertionError(f"still running after {MAX_STEPS} steps: {self.engine.stats()}")
 
     def collect(self) -> None:
-        events, self.engine.events = self.engine.events, []
+        events, self.engine.requests.events = self.engine.requests.events, []
         for epoch, event in events:
             self.heard[epoch].take(event)
 
     def request(self, epoch: int) -> Request:
-        return self.engine.requests[epoch]
+        return self.engine.requests.active[epoch]
 
     def row(self, epoch: int) -> Request | None:
-        return self.engine.requests.get(epoch)
+        return self.engine.requests.active.get(epoch)
 
     def check_accounts(self) -> None:
         """free + held = total for blocks and slots, and every held one has exactly one owner that may hold it."""
         engine, running = self.engine, self.engine.scheduler.running
         engine.pool.check_invariants()
-        tables = [block for request in engine.requests.values() for block in request.block_table]
+        tables = [block for request in engine.requests.active.values() for block in request.block_table]
         assert len(tables) == len(set(tables)) == engine.pool.num_held - engine.pool.num_quarantined
         slots = [request.slot for request in running]
         assert None not in slots
         assert len(slots) == len(set(slots))
         assert engine.stage.slots.num_free <= engine.stage.slots.num_slots - len(slots)
-        for request in engine.requests.values():
+        for request in engine.requests.active.values():
             assert (request.slot is None) == (request.phase is RequestPhase.WAITING)
             assert request.phase is RequestPhase.RUNNING or not request.block_table
             assert request.phase is not RequestPhase.DONE
 
     def check_idle(self) -> None:
-        assert not self.engine.requests
+        assert not self.engine.requests.active
         assert all(heard.released for heard in self.heard.values())
         assert all(heard.end for heard in self.heard.values())
         self.engine.check_invariants()

@@ -168,8 +168,8 @@ def test_no_text_is_said_to_fit_that_the_block_pool_cannot_hold(tiny_folder: Pat
 def test_warming_up_with_little_memory_leaves_nothing_behind(tiny_folder: Path, num_blocks: int) -> None:
     config = EngineConfig(num_blocks=num_blocks, block_size=8, watermark_blocks=0)
     engine = load_engine(tiny_folder, config, "cpu", "auto", is_embedded=False).make_engine()
-    assert not engine.requests
-    assert not engine.events
+    assert not engine.requests.active
+    assert not engine.requests.events
     assert not engine.has_work
     assert engine.pool.num_free == num_blocks
     assert engine.stage.slots.num_free == engine.stage.slots.num_slots

@@ -108,7 +108,7 @@ def test_a_command_that_raises_costs_its_request_alone(
     def push_text(epoch: int, text: str) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(loop.engine, "push_text", push_text)
+    monkeypatch.setattr(loop.engine.requests, "push_text", push_text)
     loop.send(SubmitRequest(1, request("one", text="", text_closed=False)))
     loop.send(PushRequestText(1, "my secret"))
     end = heard.until_released(1)
@@ -146,9 +146,9 @@ def test_results_leave_before_the_step_ends(make_engine: Callable[[], Engine], h
 
         def watched() -> None:
             step()
-            found = list(engine.events)
+            found = list(engine.requests.events)
             engine.hand_over()
-            left.append(not engine.events and heard.events[len(heard.events) - len(found) :] == found)
+            left.append(not engine.requests.events and heard.events[len(heard.events) - len(found) :] == found)
 
         engine.step, engine.close = watched, closed.set  # type: ignore[method-assign]
         return engine

@@ -25,7 +25,7 @@ def play(order: Order, bench: EngineHarness, submit: Callable[[int], int]) -> di
     """
     texts: dict[int, str] = {}
     for kind, number in order:
-        running = list(bench.engine.requests)
+        running = list(bench.engine.requests.active)
         chosen = running[number % len(running)] if running else None
         if kind == "submit":
             epoch = submit(number)
@@ -40,7 +40,7 @@ def play(order: Order, bench: EngineHarness, submit: Callable[[int], int]) -> di
         else:
             for _ in range(number % (MAX_STEPS + 1)):
                 bench.step()
-    for epoch in list(bench.engine.requests):
+    for epoch in list(bench.engine.requests.active):
         bench.end_input(epoch)
     bench.run()
     bench.check_idle()

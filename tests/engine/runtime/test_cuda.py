@@ -49,12 +49,12 @@ def speak(make_engine: Callable[[], Engine], num_rows: int) -> list[np.ndarray]:
             max_frames=NUM_FRAMES,
             sampling=SamplingParams(seed=epoch, min_new_tokens=NUM_FRAMES),
         )
-        engine.submit(spec, epoch)
+        engine.requests.submit(spec, epoch)
     while engine.has_work:
         engine.step()
     chunks: dict[int, list[np.ndarray]] = {}
     ends = []
-    for epoch, event in engine.events:
+    for epoch, event in engine.requests.events:
         if isinstance(event, SpeechChunk):
             chunks.setdefault(epoch, []).append(event.pcm)
         elif hasattr(event, "reason"):

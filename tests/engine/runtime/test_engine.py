@@ -124,7 +124,7 @@ class EngineLaws(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.floats(-0.1, 1.2))
     def report_playback(self, data: st.DataObject, share: float) -> None:
         epoch = data.draw(st.sampled_from(sorted(self.texts)))
-        self.recorder.engine.report_playback(epoch, int(share * self.recorder.heard[epoch].num_samples))
+        self.recorder.engine.requests.report_playback(epoch, int(share * self.recorder.heard[epoch].num_samples))
 
     # -- what time does ------------------------------------------------------------------------------------------
 
@@ -270,7 +270,7 @@ def test_however_few_requests_there_may_be_a_long_one_finds_room(
     """The pool is sized by the number of requests, but one of them may be as long as the model and memory allow."""
     config = EngineConfig(max_running_requests=max_running_requests)
     engine = Engine(shape.make_model(), shape.make_stage(config), config)
-    assert engine.capacity == engine.model.max_positions
+    assert engine.requests.capacity == engine.model.max_positions
     scarce = EngineConfig(max_running_requests=max_running_requests, kv_memory_mb=1)
     pool = Engine(shape.make_model(), shape.make_stage(scarce), scarce).pool
     assert pool.num_blocks * 16 * 64 <= 2**20
@@ -313,7 +313,7 @@ def random_client(bench: EngineHarness, chance: random.Random) -> int:
 
 def tend(bench: EngineHarness, chance: random.Random) -> None:
     """A moment in the life of the clients of all running requests."""
-    for epoch in list(bench.engine.requests):
+    for epoch in list(bench.engine.requests.active):
         action = chance.random()
         if action < 0.02:
             bench.cancel(epoch)
@@ -325,14 +325,14 @@ def tend(bench: EngineHarness, chance: random.Random) -> None:
 
 def soak(bench: EngineHarness, num_requests: int, chance: random.Random) -> None:
     for _ in range(num_requests):
-        while len(bench.engine.requests) >= 12:
+        while len(bench.engine.requests.active) >= 12:
             tend(bench, chance)
             for _ in range(3):
                 bench.step()
             bench.now_s += 0.05
         epoch = random_client(bench, chance)
         bench.heard = {e: h for e, h in bench.heard.items() if not h.released or e == epoch}
-    for epoch in list(bench.engine.requests):
+    for epoch in list(bench.engine.requests.active):
         bench.end_input(epoch)
     bench.run()
     bench.check_idle()

@@ -38,7 +38,9 @@ class SimulatedEngine(EngineHarness):
             watermark_blocks=0, lazy_graph_capture=True, graphs=graphs, admission_utilization=1e3,
         )  # fmt: skip
         super().__init__(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
-        self.models = {id(model): model for model in (self.engine.step_model, self.engine.scheduler.burst_model)}
+        self.models = {
+            id(model): model for model in (self.engine.scheduler.step_model, self.engine.scheduler.burst_model)
+        }
         for model in self.models.values():
             model.note_step = self._ignore  # type: ignore[method-assign]
         self.on_batch = self._pass_time
@@ -93,7 +95,7 @@ class SimulatedEngine(EngineHarness):
         """Keep so many listeners and so many burst requests of each group active."""
         asked_s, end_s, serial = self.now_s, self.now_s + seconds, 0
         while self.now_s < end_s:
-            active = Counter((request.is_burst, request.spec.group) for request in self.engine.requests.values())
+            active = Counter((request.is_burst, request.spec.group) for request in self.engine.requests.active.values())
             wanted = {(False, "live"): num_paced} | {(True, group): count for group, count in bursts.items()}
             for (is_burst, group), count in wanted.items():
                 for _ in range(count - active[is_burst, group]):

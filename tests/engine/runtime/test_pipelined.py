@@ -212,7 +212,7 @@ def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
     bench = make_bench(tiny_folder, True, admission_utilization=0.9)
     first = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
     for _ in range(100):
-        bench.engine.step_model.observe(1, 0.08)
+        bench.engine.scheduler.step_model.observe(1, 0.08)
     second = bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)
     bench.run()
     assert bench.heard[first].reason is not FinishReason.ERROR
@@ -227,7 +227,9 @@ def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[Engin
     handed: list[list[set[str]]] = [[]]
 
     def hand_over() -> None:
-        handed[-1].append({event.request_id for _, event in bench.engine.events if isinstance(event, SpeechChunk)})
+        handed[-1].append(
+            {event.request_id for _, event in bench.engine.requests.events if isinstance(event, SpeechChunk)}
+        )
         bench.collect()
 
     bench.engine.hand_over = hand_over
@@ -257,7 +259,7 @@ def test_a_later_segment_of_a_reply_that_speaks_is_no_stream_more(tiny_folder: P
     bench = make_bench(tiny_folder, True, admission_utilization=0.9)
     rows = [bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)]
     for _ in range(100):
-        bench.engine.step_model.observe(1, 0.08)
+        bench.engine.scheduler.step_model.observe(1, 0.08)
     rows.append(bench.submit(text=TEXT, text_closed=True, lead_ms=2_000, segment=1))
     bench.run()
     assert all(bench.heard[row].reason is not FinishReason.ERROR for row in rows)

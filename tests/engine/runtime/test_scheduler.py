@@ -71,17 +71,17 @@ def test_a_playback_report_changes_who_is_urgent(shape: ChecksumFamily) -> None:
     ahead, behind = speak(bench), speak(bench)
     for row in (ahead, behind):
         run_until_heard(bench, row)
-    bench.engine.report_playback(ahead, bench.heard[ahead].num_samples)
-    bench.engine.report_playback(behind, 0)
+    bench.engine.requests.report_playback(ahead, bench.heard[ahead].num_samples)
+    bench.engine.requests.report_playback(behind, 0)
     assert works_of_next_step(bench) == [ahead]
 
 
 def test_a_report_before_the_first_chunk_costs_no_urgency(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_batch_size=1, max_running_requests=3)
     first, second = speak(bench), speak(bench)
-    bench.engine.report_playback(first, 0)
+    bench.engine.requests.report_playback(first, 0)
     assert works_of_next_step(bench) == [first]
-    bench.engine.report_playback(first, -600)
+    bench.engine.requests.report_playback(first, -600)
     assert works_of_next_step(bench) == [second], "its turn to be heard comes a second later"
 
 

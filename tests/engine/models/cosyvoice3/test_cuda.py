@@ -171,11 +171,11 @@ def speech(folder: Path, graphs: bool, fused: bool) -> list[Pcm]:
         request = SpeechRequest(
             request_id=f"r{i}", text=text, text_closed=True, voice=voice if i else None, sampling=sampling
         )
-        engine.submit(request, i)
+        engine.requests.submit(request, i)
     pcm: dict[int, list[Pcm]] = {0: [], 1: [], 2: []}
     while engine.has_work:
         engine.step()
-    for epoch, event in engine.events:
+    for epoch, event in engine.requests.events:
         if isinstance(event, SpeechChunk):
             pcm[epoch].append(event.pcm)
         elif isinstance(event, RequestFinished):

@@ -63,8 +63,8 @@ def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[LoadedCheckpo
             text, layout = TEXT[: 6 * number + 9], (TextLayout.FULL, TextLayout.STREAMING)[number // 2]
             row = bench.submit(text=text[:5], layout=layout, sampling=sampling, voice=voice)
             bench.step()
-            bench.engine.push_text(row, text[5:])
-            bench.engine.end_input(row)
+            bench.engine.requests.push_text(row, text[5:])
+            bench.engine.requests.end_input(row)
         bench.run()
         benches.append(bench)
     check_same(benches[1], benches[0])
