@@ -72,7 +72,7 @@ def fill(program: FrameInputs, decoder: CodecProgram, rows: int, context: int) -
 
 
 def stages(engine: Engine, rows: int) -> dict[str, Callable[[], object]]:
-    program, decoder = engine.runner.program, engine.stage.program
+    program, decoder = engine.runner.program, engine.stage.codec.program
     assert isinstance(program, FrameInputs)
     assert isinstance(decoder, CodecProgram)
     given = {name: value[:rows] for name, value in program.inputs.device.items()}
@@ -157,7 +157,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, An
     floor = Roofline.of(args.shape)
     found = []
     for rows in args.batch:
-        fill(engine.runner.program, engine.stage.program, rows, args.context)
+        fill(engine.runner.program, engine.stage.codec.program, rows, args.context)
         start = time.perf_counter()
         row: dict[str, Any] = {"batch": rows}
         for name, run in stages(engine, rows).items():

@@ -59,7 +59,7 @@ def make_engine(folder: Path, rows: int, **settings: Any) -> Engine:
 
 @torch.inference_mode()
 def stub_device(engine: Engine) -> None:
-    program, decoder = engine.runner.program, engine.stage.program
+    program, decoder = engine.runner.program, engine.stage.codec.program
     codes = program.outputs.host["codes"]
     sets = torch.randint(0, 64, (64, *codes.shape)).numpy()
     sets[..., -1] = 1
@@ -71,7 +71,7 @@ def stub_device(engine: Engine) -> None:
         codes[:rows] = next(turn)[:rows]
 
     engine.runner.frames._run = draw
-    for graphs in (engine.runner.prefills, engine.stage.graphs):
+    for graphs in (engine.runner.prefills, engine.stage.codec.graphs):
         graphs._run = lambda *key: None
 
 

@@ -123,7 +123,7 @@ class SimulatedDevice:
 
         engine.runner.frames._run = frame
         engine.runner.prefills._run = self.queue_frame
-        engine.stage.graphs._run = self.queue_call
+        engine.stage.codec.graphs._run = self.queue_call
         engine.requests.clock = self.clock
         device = self
 

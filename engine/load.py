@@ -21,10 +21,10 @@ from engine.models.base import AudioSpec, DecodeStage, Family, FrameContext, Spe
 from engine.models.registry import load_family
 from engine.program.capture import CAPTURE_LOCK, GraphSet
 from engine.program.decode_executor import create_decode_executor
+from engine.runtime.codec_runners import EagerCodec, GraphCodec, make_eager_stage
+from engine.runtime.codec_stage import CodecStage
 from engine.runtime.engine import MAX_WARM_UP_S, Engine
-from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.runner import GraphRunner
-from engine.runtime.streaming_stage import StreamingDecodeStage
 from engine.weights.hub import resolve_folder
 
 # Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
@@ -105,7 +105,7 @@ def make_stage(family: Family, config: EngineConfig) -> DecodeStage:
         return family.make_stage()
     assert family.codec is not None
     codec, num_slots, slack_s = family.codec.module, config.max_running_requests, config.decode_batching_slack_s
-    return StreamingDecodeStage(codec, num_slots, slack_s, config.max_cached_voices)
+    return make_eager_stage(codec, num_slots, slack_s, config.max_cached_voices)
 
 
 def make_graph_stage(family: Family, config: EngineConfig, device: torch.device) -> tuple[Tensor | None, DecodeStage]:
@@ -116,15 +116,9 @@ def make_graph_stage(family: Family, config: EngineConfig, device: torch.device)
     ring = codec.new_ring(config, device)
     executor = create_decode_executor(ring, codec.device, config.decode_device is not None, config.decode_threads)
     program = codec.make_program(config, executor.ring)
-    return ring, GraphDecodeStage(
-        program,
-        GraphSet(program.run, codec.device),
-        executor,
-        config.max_running_requests,
-        family.audio.sample_rate,
-        config.decode_batching_slack_s,
-        config.max_cached_voices,
-    )
+    graphs, num_slots = GraphSet(program.run, codec.device), config.max_running_requests
+    runner = GraphCodec(program, graphs, executor, num_slots, config.max_cached_voices)
+    return ring, CodecStage(runner, num_slots, family.audio.sample_rate, config.decode_batching_slack_s)
 
 
 def load_engine(
@@ -145,8 +139,9 @@ def load_engine(
         if device.index:  # kernels go to the device that is current on the thread that will step
             torch.cuda.set_device(device)
         engine = build_engine(family, config, dtype, device)
-        if isinstance(engine.stage, StreamingDecodeStage) and not config.lazy_graph_capture:
-            engine.stage.warm_up(MAX_WARM_UP_S)
+        codec = getattr(engine.stage, "codec", None)
+        if isinstance(codec, EagerCodec) and not config.lazy_graph_capture:
+            codec.warm_up(MAX_WARM_UP_S)
         engine.warm_up()
         return engine
 

@@ -1,4 +1,4 @@
-"""Which slots decode how many frames now: over dicts by slot, and over arrays for many slots. No torch.
+"""Which slots decode how many frames now, over arrays by slot. No torch.
 
 Larger calls cost less a frame; a listener with little left must not wait for them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -23,40 +23,10 @@ GATHER_FRAMES = 4
 NO_PREFERENCE: Mapping[int, int] = {}
 
 
-def plan_calls(
-    pending: Mapping[int, int],
-    slack_s: Mapping[int, float],
-    gather_slack_s: float,
-    final: set[int],
-    wanted_frames: Mapping[int, int] = NO_PREFERENCE,
-) -> dict[int, list[int]]:
-    """Frames a row -> slots. ``pending`` counts frames by slot; what is left over waits for the next round.
-
-    ``wanted_frames``: what a slot with slack waits for. One whose slack is without end gets no more than that either.
-    """
-    calls: dict[int, list[int]] = {}
-    for slot, count in pending.items():
-        patient = slack_s.get(slot, 0.0) > gather_slack_s and slot not in final
-        wanted = wanted_frames.get(slot, GATHER_FRAMES)
-        if count == 0 or (patient and count < wanted):
-            continue
-        most = min(count, wanted) if slack_s.get(slot) == math.inf else count
-        size = next(frames for frames in CALL_FRAMES if frames <= most)
-        calls.setdefault(size, []).append(slot)
-    return calls
-
-
 def all_calls() -> Iterator[tuple[int, int]]:
     """(rows, frames) of every call there can be, small ones first."""
     shapes = ((rows, frames) for frames in CALL_FRAMES for rows in CALL_ROWS if rows * frames <= MAX_CALL_FRAMES_TOTAL)
     return iter(sorted(shapes, key=math.prod))
-
-
-def split_into_calls(slots: Sequence[int], num_frames: int) -> Iterator[Sequence[int]]:
-    """``slots`` in runs that one call each can take."""
-    most = max(1, MAX_CALL_FRAMES_TOTAL // num_frames)
-    for start in range(0, len(slots), most):
-        yield slots[start : start + most]
 
 
 def padded_rows(num_rows: int) -> int:
@@ -73,7 +43,10 @@ SIZES = np.array(sorted(CALL_FRAMES))
 def plan_round(
     waiting: Numbers, slack_s: Seconds, wanted_frames: Numbers, final: Flags, gather_slack_s: float
 ) -> tuple[Numbers, Numbers]:
-    """All by slot -> the slots that decode now, and how many frames each."""
+    """All by slot -> the slots that decode now, and how many frames each; the rest waits for the next round.
+
+    ``wanted_frames``: what a slot with slack waits for. One whose slack is without end gets no more than that either.
+    """
     patient = (slack_s > gather_slack_s) & ~final
     slots = np.flatnonzero((waiting > 0) & ~(patient & (waiting < wanted_frames)))
     counts, wanted = waiting[slots], wanted_frames[slots]
@@ -93,7 +66,7 @@ def limit_round(slots: Numbers, counts: Numbers, slack_s: Seconds, max_frames: i
     return slots[chosen], counts[chosen]
 
 
-def split_arrays_into_calls(
+def split_into_calls(
     slots: Numbers, counts: Numbers, slack_s: Seconds, rows_of: Callable[[int], int]
 ) -> list[tuple[Numbers, int]]:
     """One call each: slots and frames a row, at most ``rows_of(frames)`` slots, those with least slack first; and the

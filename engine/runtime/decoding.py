@@ -15,7 +15,8 @@ from engine.config import EngineConfig
 from engine.models.base import DecodedAudio, DecodeStage
 from engine.runtime.admission import DEADLINE_S
 from engine.runtime.call_planner import CALL_FRAMES
-from engine.runtime.graph_decode_stage import GraphDecodeStage
+from engine.runtime.codec_runners import GraphCodec
+from engine.runtime.codec_stage import CodecStage
 from engine.runtime.request import Request, RequestPhase, StepBatch
 from engine.runtime.request_manager import RequestManager
 from engine.runtime.runner import GraphKey, StepTimings
@@ -124,13 +125,13 @@ class RoundDecoding:
 class CallDecoding:
     """Launches calls over graphs and collects them a step later, the most urgent call by itself."""
 
-    def __init__(self, stage: GraphDecodeStage, host: DecodingHost) -> None:
-        self.stage, self.host = stage, host
+    def __init__(self, stage: CodecStage, codec: GraphCodec, host: DecodingHost) -> None:
+        self.stage, self.codec, self.host = stage, codec, host
 
     @property
     def graph_keys(self) -> Sequence[GraphKey]:
         """Largest first."""
-        return [(self.stage.graphs, key) for key in reversed(self.stage.call_shapes)]
+        return [(self.codec.graphs, key) for key in reversed(self.codec.call_shapes)]
 
     def feed(self, frames: Iterable[Frame]) -> None:
         """The codes are in the ring already."""
@@ -183,7 +184,7 @@ class CallDecoding:
         return chunk_slack_s(request, now_s, samples)
 
     def close(self) -> None:
-        self.stage.lane.close()
+        self.codec.lane.close()
 
 
 Decoding = RoundDecoding | CallDecoding

@@ -33,8 +33,9 @@ from engine.models.base import (
 )
 from engine.process import freeze_gc
 from engine.runtime.call_planner import CALL_ROWS
+from engine.runtime.codec_runners import GraphCodec
+from engine.runtime.codec_stage import CodecStage
 from engine.runtime.decoding import CallDecoding, Decoding, RoundDecoding
-from engine.runtime.graph_decode_stage import GraphDecodeStage
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
 from engine.runtime.request_manager import RequestManager
 from engine.runtime.runner import GraphRunner, ModelRunner, Result, StepTimings
@@ -92,8 +93,8 @@ class Engine:
         self.requests = RequestManager(model, self.scheduler, config, capacity, stage.sample_rate, clock)
         self.times = StepTimings()
         self.decoding: Decoding
-        if isinstance(stage, GraphDecodeStage):
-            self.decoding = CallDecoding(stage, self)
+        if isinstance(stage, CodecStage) and isinstance(stage.codec, GraphCodec):
+            self.decoding = CallDecoding(stage, stage.codec, self)
             self.scheduler.burst_model = self.scheduler.step_model
         else:
             self.decoding = RoundDecoding(stage, self)
@@ -261,10 +262,10 @@ class Engine:
 
     def measure_step_times(self) -> StepTimeTable | None:
         """Times of steps by rows; None unless both stages run over captured graphs."""
-        runner, stage = self.runner, self.stage
+        runner, decoding = self.runner, self.decoding
         if self.config.lazy_graph_capture or not isinstance(runner, GraphRunner):
             return None
-        return measure_step_times(runner, stage) if isinstance(stage, GraphDecodeStage) else None
+        return measure_step_times(runner, decoding.codec) if isinstance(decoding, CallDecoding) else None
 
     def warm_up_batch(self, num_rows: int) -> None:
         spec = SpeechRequest(request_id="warm-up", text="a " * 3 * num_rows, text_closed=True, max_frames=2)

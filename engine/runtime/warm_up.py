@@ -10,7 +10,7 @@ import torch
 
 from engine.ops.parallel_compile import compile_only
 from engine.runtime.call_planner import CALL_FRAMES
-from engine.runtime.graph_decode_stage import GraphDecodeStage
+from engine.runtime.codec_runners import GraphCodec
 from engine.runtime.runner import GraphKey, GraphRunner
 from engine.runtime.step_model import StepTimeTable
 
@@ -43,26 +43,26 @@ def precompile_kernels(keys: Sequence[GraphKey]) -> None:
         log.info("kernels compiled in %.1f s", time.perf_counter() - start)
 
 
-def measure_step_times(runner: GraphRunner, stage: GraphDecodeStage) -> StepTimeTable | None:
+def measure_step_times(runner: GraphRunner, codec: GraphCodec) -> StepTimeTable | None:
     """Time of a step of dummy rows: the frame, and the decoding of as many frames in large calls.
 
     None where the CPU has a part: there steps teach what they take.
     """
-    if "cpu" in (runner.device.type, stage.program.device.type):
+    if "cpu" in (runner.device.type, codec.program.device.type):
         return None
     most = CALL_FRAMES[0]
-    buckets = {rows: stage.bucket(-(-rows // most), most) for rows in runner.frame_buckets}
-    return StepTimeTable({rows: measure_step_s(runner, stage, rows, calls) for rows, calls in buckets.items()})
+    buckets = {rows: codec.bucket(-(-rows // most), most) for rows in runner.frame_buckets}
+    return StepTimeTable({rows: measure_step_s(runner, codec, rows, calls) for rows, calls in buckets.items()})
 
 
-def measure_step_s(runner: GraphRunner, stage: GraphDecodeStage, rows: int, call_rows: int) -> float:
+def measure_step_s(runner: GraphRunner, codec: GraphCodec, rows: int, call_rows: int) -> float:
     """Return the time of the second run; the first raises the clocks of the chip."""
     took_s = 0.0
     for _ in range(2):
         torch.cuda.synchronize(runner.device)
         start = time.perf_counter()
         runner.frames.replay(rows)
-        decoding = stage.lane.run(lambda: stage.graphs.replay(call_rows, CALL_FRAMES[0]))
+        decoding = codec.lane.run(lambda: codec.graphs.replay(call_rows, CALL_FRAMES[0]))
         torch.cuda.synchronize(runner.device)
         decoding.wait()
         took_s = time.perf_counter() - start

@@ -24,7 +24,7 @@ from engine.models.base import (
     TokenQueue,
 )
 from engine.models.qwen3_tts.codec_decoder import CodecState
-from engine.runtime.streaming_stage import StreamingDecodeStage
+from engine.runtime.codec_runners import make_eager_stage
 from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
 from tests.fakes.windowed_stage import WindowedDecodeStage
 
@@ -126,7 +126,7 @@ class QwenChecksumFamily:
         return QwenChecksumTalker()
 
     def make_stage(self, config: EngineConfig) -> DecodeStage:
-        return StreamingDecodeStage(RunningSumCodec(), config.max_running_requests, config.decode_batching_slack_s)
+        return make_eager_stage(RunningSumCodec(), config.max_running_requests, config.decode_batching_slack_s)
 
     def pcm(self, codes: Sequence[Sequence[int]]) -> Pcm:
         if not codes:

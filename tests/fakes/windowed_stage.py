@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from engine.models.base import DecodedAudio, VoiceReference
+from engine.program.isolate import isolate
 from engine.program.slots import SlotTable
-from engine.runtime.call_planner import NO_PREFERENCE, plan_calls
-from engine.runtime.streaming_stage import PendingFrames, decode_isolated, to_decoded
+from engine.runtime.call_planner import GATHER_FRAMES, NO_PREFERENCE, plan_round
+from engine.runtime.codec_stage import NOT_FINITE
 
 
 @dataclass(slots=True)
@@ -38,14 +40,15 @@ class WindowedDecodeStage:
         self.gather_slack_s = gather_slack_s
         self.context_frames, self.overlap_samples = context_frames, overlap_samples
         self.slots = SlotTable(num_slots)
-        self.pending = PendingFrames(codec.config.codebook_size)
+        self.pending: dict[int, list[Sequence[int]]] = {}
+        self.final = self.slots.new_array(np.bool_)
         self.windows: dict[int, SlotWindow] = {}
         self.device = next(codec.parameters()).device
 
     def reserve(self) -> int | None:
         slot = self.slots.reserve()
         if slot is not None:
-            self.pending.open(slot)
+            self.pending[slot] = []
             self.windows[slot] = SlotWindow()
         return slot
 
@@ -53,49 +56,62 @@ class WindowedDecodeStage:
         self.windows[slot].frames = list(reference.frames[-self.context_frames :])
 
     def feed(self, slot: int, codes: Sequence[int]) -> None:
-        self.pending.feed(slot, codes)
+        if not all(0 <= code < self.codec.config.codebook_size for code in codes):
+            raise ValueError(f"codes {codes} are outside the codebook")
+        self.pending[slot].append(codes)
 
     def finalize(self, slot: int) -> None:
-        self.pending.final.add(slot)
+        self.final[slot] = True
 
     def num_pending(self, slot: int) -> int:
         """A provisional tail counts as a frame once nothing but its last rendering is to come."""
-        return len(self.pending.frames[slot]) + int(slot in self._tails_to_finalize())
+        return len(self.pending[slot]) + int(slot in self._tails_to_finalize())
 
     @property
     def busy(self) -> bool:
-        return self.pending.has_frames or bool(self._tails_to_finalize())
+        return any(self.pending.values()) or bool(self._tails_to_finalize())
 
     def _tails_to_finalize(self) -> list[int]:
-        return [s for s in self.pending.final if not self.pending.frames[s] and self.windows[s].tail_emitted]
+        return [
+            s for s, window in self.windows.items() if self.final[s] and not self.pending[s] and window.tail_emitted
+        ]
 
     def step(
         self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE
     ) -> list[DecodedAudio]:
-        counts, final = self.pending.counts(), self.pending.final
-        calls = plan_calls(counts, slack_s, self.gather_slack_s, final, wanted_frames)
-        tails = self._tails_to_finalize()
-        work = [(slot, count) for count, slots in calls.items() for slot in slots] + [(slot, 0) for slot in tails]
-        return [out for slot, count in work for out in decode_isolated(self._decode, [slot], count)]
+        every, found = range(self.slots.num_slots + 1), list[DecodedAudio]()
+        waiting = np.array([len(self.pending.get(slot, ())) for slot in every])
+        slack = np.array([slack_s.get(slot, 0.0) for slot in every])
+        wanted = np.array([wanted_frames.get(slot, GATHER_FRAMES) for slot in every])
+        slots, counts = plan_round(waiting, slack, wanted, self.final, self.gather_slack_s)
+        work = [*zip(slots.tolist(), counts.tolist(), strict=True), *((slot, 0) for slot in self._tails_to_finalize())]
 
-    def _decode(self, slots: Sequence[int], count: int) -> list[DecodedAudio]:
-        (slot,) = slots
+        def fail(item: tuple[int, int], error: Exception) -> None:
+            found.append(DecodedAudio(item[0], np.zeros(0, np.float32), error=f"{type(error).__name__}: {error}"))
+
+        for item in work:
+            found += isolate(self._decode, [item], fail)
+        return found
+
+    def _decode(self, items: Sequence[tuple[int, int]]) -> list[DecodedAudio]:
+        ((slot, count),) = items
         window = self.windows[slot]
-        fresh = self.pending.peek(slots, count)[0]
+        fresh = self.pending[slot][:count]
         frames = [*window.frames[-self.context_frames :], *fresh]
         pcm = self.codec(torch.tensor([frames], device=self.device).transpose(1, 2))
         overlap = self.overlap_samples if window.tail_emitted else 0
-        out = to_decoded([slot], pcm[:, pcm.shape[1] - count * self.frame_samples - overlap :])[0]
-        self.pending.drop(slots, count)
+        heard = pcm[0, pcm.shape[1] - count * self.frame_samples - overlap :].float().numpy()
+        out = DecodedAudio(slot, heard, error=None if np.isfinite(heard).all() else NOT_FINITE)
+        del self.pending[slot][:count]
         window.frames = frames[-self.context_frames :]
-        ended = slot in self.pending.final and not self.pending.frames[slot]
+        ended = self.final[slot] and not self.pending[slot]
         window.tail_emitted = not ended and self.overlap_samples > 0
         out.overlap_samples = overlap
         out.provisional_tail_samples = self.overlap_samples if window.tail_emitted else 0
         return [out]
 
     def release(self, slot: int) -> None:
-        self.pending.close(slot)
+        del self.pending[slot]
         del self.windows[slot]
         self.slots.release(slot)
 

@@ -14,8 +14,8 @@ from engine.config import EngineConfig
 from engine.launch import create_engine
 from engine.load import load_engine
 from engine.program.decode_executor import CpuThreadExecutor
-from engine.runtime.graph_decode_stage import GraphDecodeStage
 from tests.engine.engine_harness import EngineHarness
+from tests.engine.runtime.graph_harness import codec_of
 from tests.engine.runtime.test_pipelined import SAMPLINGS, TEXT, check_same, make_bench, random_life
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
@@ -29,17 +29,12 @@ def make_apart() -> Iterator[Callable[..., EngineHarness]]:
 
     def make(folder: Path, **settings: Any) -> EngineHarness:
         made.append(make_bench(folder, True, decode_device="cpu", **settings))
-        assert isinstance(stage_of(made[-1]).lane, CpuThreadExecutor)
+        assert isinstance(codec_of(made[-1]).lane, CpuThreadExecutor)
         return made[-1]
 
     yield make
     for bench in made:
         bench.engine.close()
-
-
-def stage_of(bench: EngineHarness) -> GraphDecodeStage:
-    assert isinstance(bench.engine.stage, GraphDecodeStage)
-    return bench.engine.stage
 
 
 def test_a_thread_that_decodes_says_what_the_plain_engine_says(any_folder: Path, make_apart: MakeApart) -> None:
@@ -87,7 +82,7 @@ def test_error_of_a_thread_is_raised_where_it_is_awaited(tiny_folder: Path, make
     def fail(*_: object) -> None:
         raise RuntimeError("no more memory")
 
-    stage_of(bench).graphs._run = fail
+    codec_of(bench).graphs._run = fail
     bench.submit(text=TEXT, text_closed=True)
     with pytest.raises(RuntimeError, match="no more memory"):
         bench.run()
@@ -98,7 +93,7 @@ def test_a_voice_that_a_thread_cannot_hear_costs_its_own_request(tmp_path: Path,
     embedding, codes = np.ones(48, np.float32).tobytes(), np.ones((11, 4), np.int16).tobytes()
     voice = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")
     bench = make_apart(write_checkpoint(tmp_path, TINY, task="base"))
-    hear, num_heard = stage_of(bench)._prime_frames, 0
+    hear, num_heard = codec_of(bench)._prime_frames, 0
 
     def fail_once(*args: Any) -> None:
         nonlocal num_heard
@@ -107,7 +102,7 @@ def test_a_voice_that_a_thread_cannot_hear_costs_its_own_request(tmp_path: Path,
             raise RuntimeError("no more memory")
         hear(*args)
 
-    stage_of(bench)._prime_frames = fail_once
+    codec_of(bench)._prime_frames = fail_once
     sampling = SamplingParams(seed=1, min_new_tokens=9)
     rows = [bench.submit(voice=voice, text=TEXT[:30], text_closed=True, sampling=sampling) for _ in range(2)]
     bench.run()

@@ -19,8 +19,8 @@ from engine.config import EngineConfig
 from engine.load import build_engine
 from engine.models.qwen3_tts.load import build_family
 from engine.program.decode_executor import PendingWork
+from engine.runtime.codec_runners import GraphCodec
 from engine.runtime.engine import Engine
-from engine.runtime.graph_decode_stage import GraphDecodeStage
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.runtime.test_pipelined import SAMPLINGS, TEXT
 from tests.fakes.checkpoints import TINY
@@ -96,25 +96,25 @@ class Busy:
 
 
 def keep_busy(bench: EngineHarness, passes: Callable[[], bool]) -> None:
-    lane = stage_of(bench).lane
+    lane = codec_of(bench).lane
     run = lane.run
     lane.run = lambda work: Busy(run(work), passes)  # type: ignore[method-assign]
 
 
 def note_calls(bench: EngineHarness) -> list[tuple[list[int], int]]:
     """Slots and frames a row of every decode call from here on."""
-    stage, calls = stage_of(bench), []
-    launch = stage._launch_call
+    stage, calls = bench.engine.stage, []
+    launch = stage._launch_call  # type: ignore[attr-defined]
 
     def note(slots: np.ndarray, count: int, slack_s: float) -> None:
         calls.append((slots.tolist(), count))
         launch(slots, count, slack_s)
 
-    stage._launch_call = note  # type: ignore[method-assign]
+    stage._launch_call = note  # type: ignore[attr-defined]
     return calls
 
 
-def stage_of(bench: EngineHarness) -> GraphDecodeStage:
-    stage = bench.engine.stage
-    assert isinstance(stage, GraphDecodeStage)
-    return stage
+def codec_of(bench: EngineHarness) -> GraphCodec:
+    codec = bench.engine.stage.codec  # type: ignore[attr-defined]
+    assert isinstance(codec, GraphCodec)
+    return codec

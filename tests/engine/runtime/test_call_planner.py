@@ -1,8 +1,9 @@
-"""Which slots decode how many frames, over dicts and over arrays."""
+"""Which slots decode how many frames."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Set
 
 import numpy as np
 from hypothesis import given
@@ -13,59 +14,63 @@ from engine.runtime.call_planner import (
     CALL_ROWS,
     GATHER_FRAMES,
     MAX_CALL_FRAMES_TOTAL,
+    NO_PREFERENCE,
     all_calls,
     limit_round,
     padded_rows,
-    plan_calls,
     plan_round,
-    split_arrays_into_calls,
     split_into_calls,
 )
 
 SLACK_S = 0.4
-slots = st.integers(1, 4)
-counts = st.dictionaries(slots, st.integers(0, 9), max_size=4)
+NUM_SLOTS = 4
+slots = st.integers(1, NUM_SLOTS)
+counts = st.dictionaries(slots, st.integers(0, 20), max_size=4)
 slacks = st.dictionaries(slots, st.sampled_from([0.0, SLACK_S, 1.0]))
 
 
+def plan(
+    pending: dict[int, int],
+    slack_s: dict[int, float],
+    final: Set[int] = frozenset(),
+    wanted_frames: Mapping[int, int] = NO_PREFERENCE,
+) -> dict[int, int]:
+    """Frames by slot of one round."""
+    every = range(NUM_SLOTS + 1)
+    waiting, slack, wanted, ends = (
+        np.array([pending.get(slot, 0) for slot in every]),
+        np.array([slack_s.get(slot, 0.0) for slot in every]),
+        np.array([wanted_frames.get(slot, GATHER_FRAMES) for slot in every]),
+        np.array([slot in final for slot in every]),
+    )
+    found, counts = plan_round(waiting, slack, wanted, ends, SLACK_S)
+    assert len(set(found.tolist())) == len(found)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
 @given(counts, slacks, st.sets(slots))
-def test_no_slot_decodes_twice_in_a_round_nor_more_than_it_has(
+def test_no_slot_decodes_more_than_it_has_nor_much_less(
     pending: dict[int, int], slack_s: dict[int, float], final: set[int]
 ) -> None:
-    calls = plan_calls(pending, slack_s, SLACK_S, final)
-    planned = [slot for group in calls.values() for slot in group]
-    assert len(planned) == len(set(planned))
-    for frames, group in calls.items():
+    for slot, frames in plan(pending, slack_s, final).items():
         assert frames in CALL_FRAMES
-        for slot in group:
-            assert frames <= pending[slot]
-            assert 2 * frames > min(pending[slot], CALL_FRAMES[0])
-
-
-@given(counts, slacks, st.sets(slots))
-def test_only_a_listener_with_lead_to_spare_waits_for_a_larger_call(
-    pending: dict[int, int], slack_s: dict[int, float], final: set[int]
-) -> None:
-    planned = {slot for group in plan_calls(pending, slack_s, SLACK_S, final).values() for slot in group}
-    for slot, count in pending.items():
-        waits = slack_s.get(slot, 0.0) > SLACK_S and slot not in final and count < GATHER_FRAMES
-        assert (slot in planned) == (count > 0 and not waits)
+        assert frames <= pending[slot]
+        assert 2 * frames > min(pending[slot], CALL_FRAMES[0])
 
 
 def test_rounds_empty_any_backlog() -> None:
     pending = {1: 29, 2: 3, 3: 0}
     for _ in range(6):
-        for frames, slots in plan_calls(pending, {}, SLACK_S, set()).items():
-            for slot in slots:
-                pending[slot] -= frames
+        for slot, frames in plan(pending, {}).items():
+            pending[slot] -= frames
     assert pending == {1: 0, 2: 0, 3: 0}
 
 
 @given(counts, slacks, st.dictionaries(slots, st.sampled_from([1, 2, 4, 8])), st.sets(slots))
-def test_a_slot_with_slack_waits_for_the_frames_it_wants(
+def test_only_a_slot_with_slack_waits_for_the_frames_it_wants(
     pending: dict[int, int], slack_s: dict[int, float], wanted: dict[int, int], final: set[int]
 ) -> None:
-    planned = {slot for group in plan_calls(pending, slack_s, SLACK_S, final, wanted).values() for slot in group}
+    planned = plan(pending, slack_s, final, wanted)
     for slot, count in pending.items():
         is_patient = slack_s.get(slot, 0.0) > SLACK_S and slot not in final
         waits = is_patient and count < wanted.get(slot, GATHER_FRAMES)
@@ -74,42 +79,32 @@ def test_a_slot_with_slack_waits_for_the_frames_it_wants(
 
 @given(counts, st.dictionaries(slots, st.sampled_from([1, 2, 4, 8]), min_size=4))
 def test_slack_without_end_makes_chunks_of_just_what_is_wanted(pending: dict[int, int], wanted: dict[int, int]) -> None:
-    endless = dict.fromkeys(pending, math.inf)
-    for frames, group in plan_calls(pending, endless, SLACK_S, set(), wanted).items():
-        assert all(wanted[slot] == frames for slot in group)
+    for slot, frames in plan(pending, dict.fromkeys(pending, math.inf), set(), wanted).items():
+        assert wanted[slot] == frames
 
 
-@given(st.lists(st.integers(1, 99), unique=True, max_size=40), st.sampled_from(CALL_FRAMES))
-def test_calls_have_few_shapes_and_take_every_slot_once(slots: list[int], num_frames: int) -> None:
-    runs = list(split_into_calls(slots, num_frames))
-    assert [slot for run in runs for slot in run] == slots
-    for run in runs:
-        assert padded_rows(len(run)) in CALL_ROWS
-        assert 0 <= padded_rows(len(run)) - len(run) <= len(run)
-        assert padded_rows(len(run)) * num_frames <= MAX_CALL_FRAMES_TOTAL
+def shapes_of(num_slots: int, num_frames: int) -> list[tuple[int, int]]:
+    """(rows, frames) of the calls for slots of ``num_frames`` frames each, in a codec without graphs."""
+    own, slack_s = np.arange(num_slots), np.zeros(num_slots)
+    most = MAX_CALL_FRAMES_TOTAL // num_frames
+    calls = split_into_calls(own, np.full(num_slots, num_frames), slack_s, lambda _: most)
+    return [(padded_rows(len(run)), count) for run, count in calls]
+
+
+@given(st.integers(0, 40), st.sampled_from(CALL_FRAMES))
+def test_calls_without_graphs_have_few_shapes(num_slots: int, num_frames: int) -> None:
+    for rows, frames in shapes_of(num_slots, num_frames):
+        assert rows in CALL_ROWS
+        assert rows * frames <= MAX_CALL_FRAMES_TOTAL
 
 
 def test_every_shape_that_a_call_can_have_is_known_beforehand() -> None:
     known = list(all_calls())
     assert len(known) == len(set(known))
-    met = {(padded_rows(len(run)), n) for n in CALL_FRAMES for k in range(41) for run in split_into_calls(range(k), n)}
-    assert met == set(known)
+    assert {shape for n in CALL_FRAMES for k in range(41) for shape in shapes_of(k, n)} == set(known)
 
 
-NUM_SLOTS = 12
 slacks = st.sampled_from([0.0, 0.1, 0.4, 0.41, 2.0, math.inf])
-slot = st.tuples(st.integers(0, 20), slacks, st.sampled_from([1, 2, 4, 8]), st.booleans())
-
-
-@given(st.lists(slot, min_size=NUM_SLOTS, max_size=NUM_SLOTS))
-def test_a_round_over_arrays_is_the_plan_over_dicts(state: list[tuple[int, float, int, bool]]) -> None:
-    waiting, slack, wanted, final = (np.array(values) for values in zip(*state, strict=True))
-    slots, counts = plan_round(waiting, slack, wanted, final, 0.4)
-    calls = plan_calls(
-        dict(enumerate(waiting.tolist())), dict(enumerate(slack)), 0.4, set(np.flatnonzero(final)),
-        dict(enumerate(wanted.tolist())),
-    )  # fmt: skip
-    assert dict(zip(slots.tolist(), counts.tolist(), strict=True)) == {s: n for n, own in calls.items() for s in own}
 
 
 def test_who_has_least_slack_goes_first_and_the_rest_waits() -> None:
@@ -136,7 +131,7 @@ def test_calls_hold_everybody_once_and_the_most_urgent_go_first(
 ) -> None:
     slots, counts = np.arange(len(rows)) + 1, np.array([n for n, _ in rows], dtype=np.int64)
     slack = np.array([9.0, *(s for _, s in rows)])
-    calls = split_arrays_into_calls(slots, counts, slack, lambda frames: max_blocks_per_step // frames)
+    calls = split_into_calls(slots, counts, slack, lambda frames: max_blocks_per_step // frames)
     assert sorted((slot, n) for own, n in calls for slot in own.tolist()) == sorted(zip(slots, counts, strict=True))
     assert all(len(own) * n <= max_blocks_per_step for own, n in calls)
     least = [float(slack[own].min()) for own, _ in calls]

@@ -64,8 +64,8 @@ def test_a_decode_call_has_passed_once_its_frames_and_it_have_taken_their_time(t
     device = load_simulation.SimulatedDevice(host_scale=0.0, slower=1.0)
     device.install(engine)
     device.queue_frame(1)
-    engine.stage.lane.wait_for_codes()
-    ticket = engine.stage.lane.run(lambda: device.queue_call(8, 1))
+    engine.stage.codec.lane.wait_for_codes()
+    ticket = engine.stage.codec.lane.run(lambda: device.queue_call(8, 1))
     assert not ticket.is_done
     ticket.wait()
     assert ticket.is_done

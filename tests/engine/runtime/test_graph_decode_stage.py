@@ -15,7 +15,8 @@ from torch import Tensor
 from engine.models.base import VoiceReference
 from engine.program.capture import GraphSet
 from engine.program.decode_executor import same_device_executor
-from engine.runtime.graph_decode_stage import GraphDecodeStage
+from engine.runtime.codec_runners import GraphCodec
+from engine.runtime.codec_stage import CodecStage
 from tests.engine.runtime.graph_harness import TIMELESS, bench_of, keep_busy, note_calls, speak
 
 CPU = torch.device("cpu")
@@ -50,14 +51,9 @@ class Counting:
 class Stage:
     def __init__(self, num_slots: int) -> None:
         self.program = Counting(num_slots)
-        self.decode = GraphDecodeStage(
-            self.program,
-            GraphSet(self.program.run, CPU),
-            same_device_executor(self.program.ring),
-            num_slots,
-            24_000,
-            gather_slack_s=0.4,
-        )
+        graphs, lane = GraphSet(self.program.run, CPU), same_device_executor(self.program.ring)
+        self.codec = GraphCodec(self.program, graphs, lane, num_slots)
+        self.decode = CodecStage(self.codec, num_slots, 24_000, gather_slack_s=0.4)
         self.heard: dict[int, list[int]] = {}
 
     def reserve(self) -> int:
@@ -104,7 +100,7 @@ def test_a_reference_is_heard_whole_in_order_in_few_calls(num_frames: int) -> No
         heard.append((int(stage.program.first[0]), stage.program.pcm[:num_frames].int().tolist()))
 
     slot = stage.reserve()
-    stage.decode.graphs = GraphSet(listen, CPU)
+    stage.codec.graphs = GraphSet(listen, CPU)
     stage.decode.prime(slot, VoiceReference("voice", [[100 + frame] for frame in range(num_frames)]))
     assert [code for _, codes in heard for code in codes] == [100 + frame for frame in range(num_frames)]
     assert all(codes[0] == 100 + first for first, codes in heard)

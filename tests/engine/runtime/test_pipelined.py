@@ -175,7 +175,7 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
         bench.run()
         benches.append(bench)
     check_same(benches[1], benches[0])
-    assert len(benches[1].engine.stage.references) == 1  # type: ignore[attr-defined]
+    assert len(benches[1].engine.stage.codec.references) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("graphs", [False, True])

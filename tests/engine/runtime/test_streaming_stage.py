@@ -16,8 +16,8 @@ from engine.models.base import DecodedAudio, Pcm, VoiceReference
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load_weights import load_codec
-from engine.runtime import streaming_stage
-from engine.runtime.streaming_stage import StreamingDecodeStage
+from engine.runtime import codec_runners
+from engine.runtime.codec_runners import make_eager_stage
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 # Of samples in [-1, 1]; rows of a call share products whose sums run in another order for another number of rows.
@@ -44,7 +44,7 @@ class ExactDecodeLaws(RuleBasedStateMachine):
 
     @initialize(gather_slack_s=st.sampled_from([0.0, 0.4]))
     def begin(self, gather_slack_s: float) -> None:
-        self.stage = StreamingDecodeStage(self.codec, NUM_SLOTS, gather_slack_s, max_cached_references=2)
+        self.stage = make_eager_stage(self.codec, NUM_SLOTS, gather_slack_s, max_cached_references=2)
         self.references: dict[int, list[Sequence[int]]] = {}
         self.fed: dict[int, list[list[int]]] = {}
         self.heard: dict[int, list[Pcm]] = {}
@@ -140,9 +140,9 @@ class ExactDecodeLaws(RuleBasedStateMachine):
         for slot, frames in self.fed.items():
             num_heard = sum(map(len, self.heard[slot]))
             assert num_heard == self.stage.frame_samples * (len(frames) - self.stage.num_pending(slot))
-        assert self.stage.primer.num_cached <= 2
+        assert len(self.stage.codec.references) <= 2
         has_frames = any(self.stage.num_pending(slot) for slot in self.fed)
-        assert self.stage.busy == (has_frames or self.stage.primer.busy)
+        assert self.stage.busy == (has_frames or self.stage.codec.is_priming)
 
     def teardown(self) -> None:
         for slot in getattr(self, "fed", ()):
@@ -154,7 +154,7 @@ def test_streams_that_come_and_go_sound_as_decoded_in_one_piece(
 ) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    monkeypatch.setattr(streaming_stage, "SLICE_FRAMES", 4)
+    monkeypatch.setattr(codec_runners, "SLICE_FRAMES", 4)
     folder = write_checkpoint(tmp_path_factory.mktemp("codec"))
     ExactDecodeLaws.codec = load_codec(folder, read_config(folder), torch.float32, torch.device("cpu"))
     run_state_machine_as_test(ExactDecodeLaws, settings=settings(max_examples=40, stateful_step_count=25))
@@ -168,7 +168,7 @@ def frames_of(num_frames: int, seed: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_what_a_stream_said_before_is_carried_from_call_to_call(codec: CodecDecoder, num_streams: int) -> None:
-    stage = StreamingDecodeStage(codec, 3, 0.0)
+    stage = make_eager_stage(codec, 3, 0.0)
     streams = {slot: frames_of(15, seed) for seed in range(num_streams) if (slot := stage.reserve()) is not None}
     heard: dict[int, list[Pcm]] = {slot: [] for slot in streams}
     for start, end in ((0, 1), (1, 3), (3, 12), (12, 15)):
@@ -183,7 +183,7 @@ def test_what_a_stream_said_before_is_carried_from_call_to_call(codec: CodecDeco
 
 
 def test_a_slot_that_was_used_starts_from_silence_again(codec: CodecDecoder) -> None:
-    stage, frames = StreamingDecodeStage(codec, 1, 0.0), frames_of(3)
+    stage, frames = make_eager_stage(codec, 1, 0.0), frames_of(3)
     said = []
     for _ in range(2):
         slot = stage.reserve()
@@ -199,7 +199,7 @@ def test_a_slot_that_was_used_starts_from_silence_again(codec: CodecDecoder) -> 
 
 @pytest.mark.parametrize("code", [-1, TINY["codes"], 2150])
 def test_a_code_outside_the_codebook_never_reaches_the_codec(codec: CodecDecoder, code: int) -> None:
-    stage = StreamingDecodeStage(codec, 1, 0.0)
+    stage = make_eager_stage(codec, 1, 0.0)
     slot = stage.reserve()
     assert slot is not None
     with pytest.raises(ValueError, match=f"code {code} is outside the codebook of {TINY['codes']}"):
@@ -223,7 +223,7 @@ class BrittleCodec:
 
 @pytest.mark.parametrize(("code", "message"), [(1, "a fault in the codec"), (2, "not finite")])
 def test_a_row_that_breaks_the_decoder_breaks_it_for_itself_alone(codec: CodecDecoder, code: int, message: str) -> None:
-    stage = StreamingDecodeStage(BrittleCodec(codec), 3, 0.0)
+    stage = make_eager_stage(BrittleCodec(codec), 3, 0.0)
     streams = {slot: frames_of(2, seed) for seed in range(3) if (slot := stage.reserve()) is not None}
     broken = sorted(streams)[1]
     streams[broken][1] = [code] * TINY["books"]
@@ -240,7 +240,7 @@ def test_a_row_that_breaks_the_decoder_breaks_it_for_itself_alone(codec: CodecDe
 
 
 def test_a_recording_that_cannot_be_decoded_fails_its_slot_alone(codec: CodecDecoder) -> None:
-    stage = StreamingDecodeStage(codec, 2, 0.0)
+    stage = make_eager_stage(codec, 2, 0.0)
     bad, good = stage.reserve(), stage.reserve()
     assert bad is not None
     assert good is not None
@@ -250,13 +250,15 @@ def test_a_recording_that_cannot_be_decoded_fails_its_slot_alone(codec: CodecDec
     chunks = {chunk.slot: chunk for chunk in stage.step({})}
     assert chunks[bad].error
     assert chunks[good].error is None
-    assert not stage.primer.busy
+    assert not stage.codec.is_priming
 
 
 def test_a_recording_is_decoded_once_and_kept(codec: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, heard = StreamingDecodeStage(codec, 3, 0.0), []
-    hear = stage.primer._hear
-    monkeypatch.setattr(stage.primer, "_hear", lambda slot, frames: (heard.append(len(frames)), hear(slot, frames)))
+    stage, heard = make_eager_stage(codec, 3, 0.0), []
+    hear = stage.codec.advance
+    monkeypatch.setattr(
+        stage.codec, "advance", lambda slots, frames: (heard.append(len(frames[0])), hear(slots, frames))
+    )
     for _ in range(3):
         slot = stage.reserve()
         assert slot is not None
@@ -267,7 +269,7 @@ def test_a_recording_is_decoded_once_and_kept(codec: CodecDecoder, monkeypatch: 
 
 
 def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(codec: CodecDecoder) -> None:
-    stage = StreamingDecodeStage(codec, 1, 0.0)
+    stage = make_eager_stage(codec, 1, 0.0)
     slot = stage.reserve()
     assert slot is not None
     stage.prime(slot, VoiceReference("endless", [[1] * TINY["books"]] * 100))
@@ -275,15 +277,15 @@ def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(c
     stage.release(slot)
     stage.release_quarantined()
     assert not stage.busy
-    assert (stage.slots.num_free, stage.primer.num_cached) == (1, 0)
+    assert (stage.slots.num_free, len(stage.codec.references)) == (1, 0)
 
 
 def test_warming_up_leaves_no_trace(codec: CodecDecoder) -> None:
-    stage = StreamingDecodeStage(codec, NUM_SLOTS, 0.0)
-    stage.warm_up(60.0)
+    stage = make_eager_stage(codec, NUM_SLOTS, 0.0)
+    stage.codec.warm_up(60.0)
     assert stage.slots.num_free == NUM_SLOTS
     assert not stage.busy
-    assert not stage.state.values[1:].any()
+    assert not stage.codec.state.values[1:].any()
     slot = stage.reserve()
     assert slot is not None
     frames = [[i] * TINY["books"] for i in range(3)]

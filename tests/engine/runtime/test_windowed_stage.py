@@ -25,7 +25,7 @@ from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load_weights import load_codec
 from engine.models.qwen3_tts.prompt import QwenSequence
-from engine.runtime.streaming_stage import StreamingDecodeStage
+from engine.runtime.codec_runners import make_eager_stage
 from sessions.audio.crossfade import Crossfader
 from tests.audio.seam_report import seam_report
 from tests.engine.engine_harness import EngineHarness
@@ -108,7 +108,7 @@ def test_with_all_frames_as_context_it_is_the_exact_stage(
     smooth_codec: CodecDecoder, pieces: list[int], overlap_samples: int
 ) -> None:
     frames = frames_of(16)
-    exact = raw(decode(StreamingDecodeStage(smooth_codec, 1, 0.0), frames, pieces))
+    exact = raw(decode(make_eager_stage(smooth_codec, 1, 0.0), frames, pieces))
     chunks = decode(WindowedDecodeStage(smooth_codec, 1, 0.0, 16, overlap_samples), frames, pieces)
     np.testing.assert_allclose(raw(chunks), exact, atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(crossfaded(chunks), exact, atol=TOLERANCE, rtol=0)
@@ -134,7 +134,7 @@ def test_the_exact_stage_has_no_seams_and_its_crossfader_changes_nothing(
     smooth_codec: CodecDecoder, piece: int
 ) -> None:
     pieces = [piece] * (NUM_FRAMES // piece)
-    chunks = decode(StreamingDecodeStage(smooth_codec, 1, 0.0), frames_of(NUM_FRAMES), pieces)
+    chunks = decode(make_eager_stage(smooth_codec, 1, 0.0), frames_of(NUM_FRAMES), pieces)
     assert seam_report(raw(chunks), seams(pieces, 0), RATE).passes
     np.testing.assert_array_equal(crossfaded(chunks), raw(chunks))
     for speech, chunk in zip(as_speech(chunks), chunks, strict=True):
@@ -187,7 +187,7 @@ def test_seams_in_speech_are_heard_raw_and_healed_by_the_crossfade(
     chunks = decode(WindowedDecodeStage(voice, 1, 0.0, context_frames, 480), frames, pieces)
     assert not seam_report(raw(chunks), seams(pieces, 0), RATE).passes
     assert seam_report(crossfaded(chunks), seams(pieces, 480), RATE).passes
-    exact = decode(StreamingDecodeStage(voice, 1, 0.0), frames, pieces)
+    exact = decode(make_eager_stage(voice, 1, 0.0), frames, pieces)
     assert seam_report(raw(exact), seams(pieces, 0), RATE).passes
 
 
@@ -196,5 +196,5 @@ def test_the_default_window_leaves_nothing_of_speech_to_hear(
 ) -> None:
     pieces = [1] * len(spoken_frames)
     stage = WindowedDecodeStage(voice, 1, 0.0, context_frames=25, overlap_samples=480)
-    exact = raw(decode(StreamingDecodeStage(voice, 1, 0.0), spoken_frames, pieces))
+    exact = raw(decode(make_eager_stage(voice, 1, 0.0), spoken_frames, pieces))
     np.testing.assert_allclose(raw(decode(stage, spoken_frames, pieces)), exact, atol=1e-4, rtol=0)
