@@ -72,9 +72,7 @@ class WindowedDecodeStage:
         return any(self.pending.values()) or bool(self._tails_to_finalize())
 
     def _tails_to_finalize(self) -> list[int]:
-        return [
-            s for s, window in self.windows.items() if self.final[s] and not self.pending[s] and window.tail_emitted
-        ]
+        return [s for s in self.windows if self.final[s] and not self.pending[s] and self.windows[s].tail_emitted]
 
     def step(
         self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE

@@ -36,14 +36,9 @@ def plan(
     wanted_frames: Mapping[int, int] = NO_PREFERENCE,
 ) -> dict[int, int]:
     """Frames by slot of one round."""
-    every = range(NUM_SLOTS + 1)
-    waiting, slack, wanted, ends = (
-        np.array([pending.get(slot, 0) for slot in every]),
-        np.array([slack_s.get(slot, 0.0) for slot in every]),
-        np.array([wanted_frames.get(slot, GATHER_FRAMES) for slot in every]),
-        np.array([slot in final for slot in every]),
-    )
-    found, counts = plan_round(waiting, slack, wanted, ends, SLACK_S)
+    values = (pending, 0), (slack_s, 0.0), (wanted_frames, GATHER_FRAMES), (dict.fromkeys(final, True), False)
+    arrays = (np.array([of.get(slot, usual) for slot in range(NUM_SLOTS + 1)]) for of, usual in values)
+    found, counts = plan_round(*arrays, SLACK_S)
     assert len(set(found.tolist())) == len(found)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 

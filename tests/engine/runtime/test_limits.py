@@ -108,7 +108,7 @@ def test_a_loop_of_one_code_is_cut(make_bench: MakeBench) -> None:
 
 
 def silent(bench: EngineHarness) -> EngineHarness:
-    last = bench.engine.stage.codec.decoder[-1].conv  # type: ignore[attr-defined]
+    last = bench.engine.stage.codec.module.decoder[-1].conv  # type: ignore[attr-defined]
     last.weight.zero_()
     last.bias.zero_()
     return bench
