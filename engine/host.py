@@ -1,9 +1,8 @@
 """The engine in a process of its own: one loop, and a Unix socket on which gateways send commands and get events.
 
-Run as ``python -m engine.host`` by ``engine.child``; settings arrive as JSON on the command line, and the
-process ends when its standard input closes, so that it never outlives its parent. PCM travels behind the
-messages: a socket moves the 7.7 kB of a frame in tens of microseconds, and nothing has to be freed when either side
-dies.
+Run as ``python -m engine.host`` by ``engine.child``; settings arrive as JSON on the command line, and the process ends
+when its standard input closes, so that it never outlives its parent. PCM travels behind the messages: a socket moves
+the 7.7 kB of a frame in tens of microseconds, and nothing has to be freed when either side dies.
 """
 
 from __future__ import annotations

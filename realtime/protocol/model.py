@@ -105,9 +105,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class OpenContext:
-    """Open a context; its id is free again after ``ContextEnded``. It takes a place only
-    with its first text.
-    """
+    """Open a context; its id is free again after ``ContextEnded``. It takes a place only with its first text."""
 
     context: str
     options: SpeechOptions

@@ -73,8 +73,7 @@ class MessageTransport(ABC):
 
     @abstractmethod
     async def writable(self) -> bool:
-        """Wait until the line takes a message; false once it is closed. Cuts a line that takes nothing for too
-        long."""
+        """Wait until the line takes a message; false once it is closed. Cuts a line that takes nothing for too long."""
 
     @abstractmethod
     async def write(self, message: str | bytes) -> None:

@@ -48,8 +48,7 @@ class XiaozhiService:
         version: int = 1,
         accept: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Serve one device to its end. Raises ``SpeechError``, and then it was
-        not accepted."""
+        """Serve one device to its end. Raises ``SpeechError``, and then it was not accepted."""
         self.server.check_connection_limits(caller)
         settings = self.server.config.xiaozhi
         link = XiaozhiTransport(
