@@ -1,12 +1,11 @@
 """Measure the round trip of a packet through a broker while many sessions play.
 
-    python -m benchmarks.mqtt_latency [--sessions 50] [--seconds 20] [--packet-ms 60] [--plain]
+    python -m benchmarks.mqtt_latency [--sessions 50] [--seconds 20] [--packet-ms 60]
 
 A real Mosquitto, a server with the fake engine, and the clients are processes of their own on loopback. Every client
 has its own connection and receives an endless reply. A round trip runs from a client's ``ping`` to the ``pong`` of its
 session: client, broker, server, broker, client, five times a second. The lateness of audio is relative to an even row,
-which starts at the earliest packet. With ``--plain`` every packet of server and clients passes through paho-mqtt
-(``mqtt.batch_io=false``). The last line is JSON.
+which starts at the earliest packet. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -119,8 +118,7 @@ def cpu_s(pid: int) -> float:
 
 
 def server_command(mqtt: MqttSettings) -> list[str]:
-    settings = {"listen.port": 0, "log.level": "error", "speech.aligner": "even"}
-    settings |= {"mqtt.url": mqtt.url, "mqtt.batch_io": mqtt.batch_io}
+    settings = {"listen.port": 0, "log.level": "error", "speech.aligner": "even", "mqtt.url": mqtt.url}
     return [sys.executable, "-m", "tests.realtime.fake_server", json.dumps(settings), json.dumps(SCRIPT)]
 
 
@@ -129,10 +127,9 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--packet-ms", type=int, choices=(20, 40, 60), default=60)
-    parser.add_argument("--plain", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), "max_queued_messages 10000") as broker:
-        settings = mqtt_settings(broker.port, batch_io=not args.plain)
+        settings = mqtt_settings(broker.port)
         with subprocess.Popen(server_command(settings), stdout=subprocess.PIPE) as server:
             try:
                 found = watched(server, measure(settings, args.sessions, args.seconds, args.packet_ms), args)

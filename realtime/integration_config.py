@@ -91,8 +91,6 @@ class MqttSettings(SettingsSection, frozen=True):
     keepalive_s: ClassVar[int] = 15
     # Timeout of every response of the broker.
     response_timeout_s: ClassVar[float] = 5.0
-    # Read and write all packets of a loop iteration at once (docs/experiments/mqtt.md).
-    batch_io: ClassVar[bool] = True
     # Pause before the first reconnect, doubled with every attempt up to the maximum.
     retry_min_s: ClassVar[float] = 0.25
     retry_max_s: ClassVar[float] = 15.0

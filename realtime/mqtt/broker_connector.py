@@ -9,7 +9,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import aiomqtt
 from paho.mqtt.packettypes import PacketTypes
@@ -18,9 +17,8 @@ from paho.mqtt.properties import Properties
 from realtime.config import ConfigError
 from realtime.errors import RequestRefused
 from realtime.integration_config import MqttSettings, parse_broker_url
-from realtime.mqtt.batched_connection import BatchedMqttConnection
-from realtime.mqtt.client_internals import ClientInternals
-from realtime.mqtt.connection import BrokerDisconnected, BrokerLimits, MqttConnection, Publication, reason
+from realtime.mqtt.batched_client import BatchedClient
+from realtime.mqtt.connection import BrokerDisconnected, MqttConnection, Publication, reason
 
 log = logging.getLogger("voicewire.mqtt")
 
@@ -73,43 +71,35 @@ class BrokerConnector:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[MqttConnection]:
         """Connect while the context is open; raises ``BrokerDisconnected``."""
-        client, capacity = self._client(), BrokerLimits()
-        _apply_broker_limits(client, capacity)
+        settings = self._settings
+        client = BatchedClient(self._client(), settings.response_timeout_s)
         await self._connect(client)
         try:
-            yield self._create_connection(client, capacity)
+            yield MqttConnection(client, settings.response_timeout_s, settings.max_queued_messages, self._max_bytes)
         finally:
             await _disconnect(client)
 
-    async def _connect(self, client: aiomqtt.Client) -> None:
+    async def _connect(self, client: BatchedClient) -> None:
         """Connect, shielded from cancellation: otherwise aiomqtt leaves a socket and a task behind."""
-        connecting = asyncio.ensure_future(client.__aenter__())
+        connecting = asyncio.ensure_future(client.client.__aenter__())
         try:
             await asyncio.shield(connecting)
         except aiomqtt.MqttError as error:
-            _force_close(client)
+            client.force_close()
             raise BrokerDisconnected(reason(error)) from None
         except asyncio.CancelledError:
             await asyncio.wait([connecting])
             if connecting.exception() is None:
                 await _disconnect(client)
             else:
-                _force_close(client)
+                client.force_close()
             raise
-
-    def _create_connection(self, client: aiomqtt.Client, capacity: BrokerLimits) -> MqttConnection:
-        settings = self._settings
-        if settings.batch_io:
-            return BatchedMqttConnection(
-                client, settings.response_timeout_s, settings.max_queued_messages, self._max_bytes, capacity
-            )
-        return MqttConnection(client, settings.response_timeout_s, capacity)
 
     def _client(self) -> aiomqtt.Client:
         settings, address = self._settings, self._address
         properties = Properties(PacketTypes.CONNECT)
         properties.MaximumPacketSize = self._max_bytes
-        client = aiomqtt.Client(
+        return aiomqtt.Client(
             address.host,
             address.port,
             username=address.username,
@@ -126,8 +116,6 @@ class BrokerConnector:
             will=None if self._will is None else _will(self._will),
             logger=quiet,
         )
-        ClientInternals(client).paho.connect_timeout = settings.response_timeout_s
-        return client
 
 
 class AutoClosingSslSocket(ssl.SSLSocket):
@@ -156,30 +144,10 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _apply_broker_limits(client: aiomqtt.Client, capacity: BrokerLimits) -> None:
-    """Read the limits in the broker's CONNACK, which aiomqtt does not expose."""
-    internals = ClientInternals(client)
-    on_connect_of_aiomqtt = internals.paho.on_connect
-
-    def on_connect(*arguments: Any) -> None:
-        capacity.from_connack(arguments[-1])
-        internals.limit_unacknowledged(capacity.unacknowledged)
-        on_connect_of_aiomqtt(*arguments)
-
-    internals.paho.on_connect = on_connect
-
-
-async def _disconnect(client: aiomqtt.Client) -> None:
+async def _disconnect(client: BatchedClient) -> None:
     with suppress(aiomqtt.MqttError):
-        await client.__aexit__(None, None, None)
-    _force_close(client)
-
-
-def _force_close(client: aiomqtt.Client) -> None:
-    """Close the socket of a failed connection; aiomqtt would wait for its keep-alive."""
-    internals = ClientInternals(client)
-    internals.close_socket()
-    _ = internals.disconnect_error  # marks the exception as retrieved
+        await client.client.__aexit__(None, None, None)
+    client.force_close()
 
 
 def _will(publication: Publication) -> aiomqtt.Will:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import signal
 import socket
 import ssl
 import weakref
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import h11
 import uvicorn
 from msgspec import structs
-from uvicorn._types import ASGI3Application
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame, Opcode
@@ -44,6 +45,8 @@ TOO_MANY_CONNECTIONS_RESPONSE = (
 )
 # Per WebSocket and loop iteration, so that a flood of tiny frames does not delay others.
 READ_BYTES = 16_384
+# Longer frames pass the general parser, whose unmasking in C is faster from there on.
+SHORT_FRAME_BYTES = 1_024
 # Per WebSocket; with more unprocessed messages nothing is read.
 READ_AHEAD_MESSAGES = 4
 # A message beyond this multiple of ``max_message_bytes`` is not read to its end.
@@ -93,7 +96,6 @@ class SpeechHttpProtocol(H11Protocol):
     nothing of an answer; so many may be open."""
 
     config: UvicornConfig
-    app: ASGI3Application
     _deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
 
@@ -174,7 +176,7 @@ class SpeechHttpProtocol(H11Protocol):
 class FencedApp:
     """An application whose answers are dropped once the line is closing: asyncio warns of each write after that."""
 
-    def __init__(self, app: ASGI3Application, protocol: weakref.ref[SpeechHttpProtocol]) -> None:
+    def __init__(self, app: ASGIApp, protocol: weakref.ref[SpeechHttpProtocol]) -> None:
         self._app = app
         self._protocol = protocol
 
@@ -221,7 +223,8 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
 
     def _on_frame(self, frame: bytes, is_broken: bool) -> None:
         kind = WHOLE.get(frame[0])
-        if kind and self.conn.state is State.OPEN and not (self._in_pieces or is_broken):
+        is_short = len(frame) <= SHORT_FRAME_BYTES
+        if kind and is_short and self.conn.state is State.OPEN and not (self._in_pieces or is_broken):
             self.frames, self.curr_msg_data_type = [payload(frame)], kind
             self.send_receive_event_to_app()
             return
@@ -288,7 +291,10 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def limit_read_size(transport: Any, num_bytes: int) -> None:
-    """Read in pieces of this many bytes, with other tasks in between. asyncio has no setting for it."""
+    """Read in pieces of this many bytes, with other tasks in between.
+
+    asyncio has no setting for it, and TLS has a buffer of 256 kB: 100,000 tiny frames in it would delay all others.
+    """
     tls = getattr(transport, "_ssl_protocol", None)
     if tls is not None:
         tls._ssl_buffer = bytearray(num_bytes)
@@ -328,17 +334,17 @@ class DrainingServer(uvicorn.Server):
         return SpeechHttpProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        if self.force_exit:  # whatever is open is closed in good order all the same
-            self.force_exit = False
+        """End after the drain, and skip the drain on a second SIGINT. uvicorn would raise the signals again at the end,
+        so that a clean end would look like a crash."""
+        if self.should_exit and sig == signal.SIGINT:
             self._loop.call_soon_threadsafe(self._speech.skip_drain)
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._speech.drain()
         self.acceptor.close()
         await super().shutdown(sockets)
         await self.acceptor.wait_closed()
-        self._captured_signals.clear()  # else uvicorn raises them again, and a clean end looks like a crash
 
 
 class Ports(NamedTuple):

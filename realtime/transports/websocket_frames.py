@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-try:
-    from websockets.speedups import apply_mask
-except ImportError:  # they are not built everywhere
-    from websockets.utils import apply_mask
+from websockets.utils import apply_mask
 
 # First byte of an unfragmented message, and the type of its payload.
 WHOLE: dict[int, Literal["text", "bytes"]] = {0x81: "text", 0x82: "bytes"}

@@ -23,7 +23,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from realtime.client import open_session
 from realtime.config import ConfigError, ListenSettings
 from realtime.h11_limits import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES, ChunkLimitedConnection
-from realtime.transports.listener import READ_AHEAD_MESSAGES, open_listeners
+from realtime.transports.listener import READ_AHEAD_MESSAGES, READ_BYTES, limit_read_size, open_listeners
 from realtime.transports.transport import WebSocketTransport
 from tests.realtime.certificates import self_signed
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak, until
@@ -318,3 +318,41 @@ async def test_a_connection_in_its_handshake_ends_with_the_server(tls: dict[str,
         await until(lambda: bool(live.uvicorn.acceptor._handshakes))
     assert await asyncio.wait_for(has_ended(reader), WAIT_S)
     writer.close()
+
+
+class ReadSizes(asyncio.Protocol):
+    """Records the size of each piece that is received."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        limit_read_size(transport, READ_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        self.sizes.append(len(data))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_read_size_is_limited_by_this_version_of_asyncio(tmp_path: Path, tls: bool) -> None:
+    """``limit_read_size`` sets private parts of asyncio."""
+    chain, key = self_signed(tmp_path)
+    server_side, client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=chain)
+    server_side.load_cert_chain(chain, key)
+    received, num_bytes = ReadSizes(), 20 * READ_BYTES
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: received, "127.0.0.1", 0, ssl=server_side if tls else None)
+    port = server.sockets[0].getsockname()[1]
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_side if tls else None)
+    writer.write(b"x")  # what comes with the end of the handshake is read before
+    await until(lambda: received.sizes == [1])
+    writer.write(bytes(num_bytes - 1))
+    await until(lambda: sum(received.sizes) == num_bytes)
+    assert max(received.sizes) <= READ_BYTES
+    writer.close()
+    await writer.wait_closed()
+    received.transport.close()
+    server.close()
+    await server.wait_closed()
+    await asyncio.sleep(0)

@@ -1,29 +1,26 @@
-"""What goes past paho-mqtt says and hears the same as what goes through it, in the same order."""
+"""Publishing and receiving past paho-mqtt: order, limits, refusals, and malformed packets."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from realtime.errors import LocalProtocolError, RequestRefused
 from realtime.integration_config import MqttSettings
-from realtime.mqtt.batched_connection import BatchedMqttConnection
-from realtime.mqtt.batched_socket import MAX_WAITING_BYTES, BatchedSocket
+from realtime.mqtt.batched_client import CHECKED_VERSIONS, MAX_INFLIGHT, MAX_WAITING_BYTES, BatchedSocket
 from realtime.mqtt.broker_connector import BrokerConnector
-from realtime.mqtt.client_internals import TESTED
-from realtime.mqtt.connection import MAX_INFLIGHT, BrokerDisconnected, IncomingMessage, MqttConnection, Publication
+from realtime.mqtt.connection import BrokerDisconnected, IncomingMessage, MqttConnection, Publication
 from tests.realtime.live_server import WAIT_S, until
 from tests.realtime.mqtt.mosquitto import Mosquitto, running
-from tests.realtime.mqtt.mqtt_client import bridged, client, mqtt_settings
+from tests.realtime.mqtt.mqtt_client import mqtt_settings
 
 GREETING = b"\x20\x03\x00\x00\x00"
-TEXT = "Hello there, how are you today? "
 
 
 class Pair:
@@ -96,24 +93,9 @@ async def test_the_end_is_read_once_all_else_is(pair: Pair) -> None:
     await until(lambda: pair.heard == [b"last words", b""])
 
 
-async def test_a_reply_is_the_same_either_way(broker: Mosquitto) -> None:
-    assert await reply(broker, gathered=True) == await reply(broker, gathered=False)
-
-
-async def reply(broker: Mosquitto, gathered: bool) -> list[object]:
-    """All that a client is told, but for how words are gathered into events."""
-    async with bridged(broker, mqtt__batch_io=gathered), client(broker) as agent:
-        wanted = {"encoding": "mulaw", "sample_rate": 8_000}
-        session = await agent.open(word_times=True, lead_ms=0, format=wanted)
-        await session.say({"t": "text", "d": TEXT * 4}, {"t": "flush"}, {"t": "end"}, {"t": "close"})
-        await session.told("closed")
-        events = [one.json for one in agent.heard if one.topic == session.events]
-        others = [one for one in events if one["t"] != "marks"]
-        assert [one["t"] for one in others] == ["started", "seg_done", "done", "closed"]
-        words = [word for one in events if one["t"] == "marks" for word in one["words"]]
-        sounds = [(one.payload, one.user, one.properties["ContentType"]) for one in session.sounds()]
-        assert len(sounds) > 10
-        return [words, others, sounds]
+def test_private_parts_are_of_checked_versions() -> None:
+    """Another version needs this file's tests, ``benchmarks.mqtt_latency``, and a new entry."""
+    assert {name: version(name) for name in CHECKED_VERSIONS} == CHECKED_VERSIONS
 
 
 @asynccontextmanager
@@ -131,7 +113,6 @@ async def next_of(arrivals: AsyncIterator[IncomingMessage], num: int) -> list[In
 
 async def test_what_is_posted_is_never_overtaken(broker: Mosquitto) -> None:
     async with lines(broker) as (one, two):
-        assert isinstance(one, BatchedMqttConnection)
         await two.subscribe("row", qos=0)  # of those with more, Mosquitto itself lets some wait
         num = 3 * MAX_INFLIGHT
         for number in range(num):
@@ -186,10 +167,9 @@ async def test_dead_broker_blocks_no_publisher(tmp_path: Path) -> None:
             assert sum(isinstance(one.exception(), BrokerDisconnected) for one in done) == 5 + 2
 
 
-@pytest.mark.parametrize("gathered", [True, False])
-async def test_what_is_too_long_costs_itself_alone(tmp_path: Path, gathered: bool) -> None:
+async def test_what_is_too_long_costs_itself_alone(tmp_path: Path) -> None:
     with running(tmp_path, "max_packet_size 3000") as broker:
-        async with lines(broker, batch_io=gathered) as (one, two):
+        async with lines(broker) as (one, two):
             await two.subscribe("row")
             for qos in [0, *[1] * (MAX_INFLIGHT + 1)]:
                 with pytest.raises(LocalProtocolError, match="3000"):
@@ -199,12 +179,11 @@ async def test_what_is_too_long_costs_itself_alone(tmp_path: Path, gathered: boo
             assert heard.payload == b"short"
 
 
-@pytest.mark.parametrize("gathered", [True, False])
-async def test_what_the_broker_does_not_allow_is_no_success(tmp_path: Path, gathered: bool) -> None:
+async def test_what_the_broker_does_not_allow_is_no_success(tmp_path: Path) -> None:
     acl = tmp_path / "acl"
     acl.write_text("topic readwrite row\n")
     with running(tmp_path, f"acl_file {acl}") as broker:
-        async with lines(broker, batch_io=gathered) as (one, two):
+        async with lines(broker) as (one, two):
             await two.subscribe("row")
             with pytest.raises(RequestRefused, match="refuses a message to secret: reason code 135"):
                 await one.publish(Publication(topic="secret", qos=1))
@@ -268,12 +247,11 @@ async def test_a_broker_that_breaks_off_with_its_first_words(liar: tuple[socket.
     await asyncio.wait([speaking])
 
 
-@pytest.mark.parametrize("gathered", [True, False])
-async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.socket, int], gathered: bool) -> None:
+async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.socket, int]) -> None:
     server, port = liar
     connected, three_at_once = asyncio.Event(), b"\x20\x06\x00\x00\x03\x21\x00\x03"
     speaking = asyncio.create_task(speak(server, three_at_once, connected, b""))
-    settings = mqtt_settings(port, response_timeout_s=0.3, batch_io=gathered)
+    settings = mqtt_settings(port, response_timeout_s=0.3)
     async with BrokerConnector(settings, "x").connected() as line:
         await asyncio.gather(
             *(line.publish_nowait(Publication(topic="row", qos=1)) for _ in range(10)), return_exceptions=True
@@ -288,14 +266,13 @@ async def test_who_says_much_holds_up_nobody(liar: tuple[socket.socket, int]) ->
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
     reading = asyncio.create_task(read_slowly(server))
     async with BrokerConnector(mqtt_settings(port, response_timeout_s=2.0), "x").connected() as line:
-        assert isinstance(line, BatchedMqttConnection)
 
         async def say_much() -> None:
             while True:
                 await line.publish_nowait(Publication(topic="much", payload=bytes(4_000)))
 
         much = [asyncio.create_task(say_much()) for _ in range(3)]
-        await until(lambda: not line._socket.has_capacity())
+        await until(lambda: not line._client.socket.has_capacity())
         for _ in range(5):
             await line.publish_nowait(Publication(topic="little"))
         for task in (*much, reading):
@@ -325,7 +302,3 @@ async def speak(server: socket.socket, at_once: bytes, connected: asyncio.Event,
         await connected.wait()
         await loop.sock_sendall(far, later)
         return await loop.sock_recv(far, 1_000)
-
-
-def test_private_parts_of_the_client_were_checked_for_these_versions() -> None:
-    assert {name: importlib.metadata.version(name) for name in TESTED} == TESTED
