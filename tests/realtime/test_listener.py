@@ -321,8 +321,6 @@ async def test_a_connection_in_its_handshake_ends_with_the_server(tls: dict[str,
 
 
 class ReadSizes(asyncio.Protocol):
-    """Records the size of each piece that is received."""
-
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
@@ -334,17 +332,14 @@ class ReadSizes(asyncio.Protocol):
         self.sizes.append(len(data))
 
 
-@pytest.mark.parametrize("tls", [False, True])
-async def test_read_size_is_limited_by_this_version_of_asyncio(tmp_path: Path, tls: bool) -> None:
+async def test_read_size_is_limited_by_this_version_of_asyncio(tmp_path: Path) -> None:
     """``limit_read_size`` sets private parts of asyncio."""
     chain, key = self_signed(tmp_path)
     server_side, client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=chain)
     server_side.load_cert_chain(chain, key)
     received, num_bytes = ReadSizes(), 20 * READ_BYTES
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: received, "127.0.0.1", 0, ssl=server_side if tls else None)
-    port = server.sockets[0].getsockname()[1]
-    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_side if tls else None)
+    server = await asyncio.get_running_loop().create_server(lambda: received, "127.0.0.1", 0, ssl=server_side)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), ssl=client_side)
     writer.write(b"x")  # what comes with the end of the handshake is read before
     await until(lambda: received.sizes == [1])
     writer.write(bytes(num_bytes - 1))
@@ -355,4 +350,3 @@ async def test_read_size_is_limited_by_this_version_of_asyncio(tmp_path: Path, t
     received.transport.close()
     server.close()
     await server.wait_closed()
-    await asyncio.sleep(0)
