@@ -268,7 +268,7 @@ class Flow(nn.Module):
             return self.table
         return self.dit.modulations(ode_timesteps(self.config.ode_steps)[:-1].to(self.device))
 
-    # -- what the estimator is told ------------------------------------------------------------------------------
+    # -- the conditions of the estimator --------------------------------------------------------------------------
 
     def speaker(self, embedding: Tensor) -> Tensor:
         """embedding [192] -> [80]."""
@@ -338,6 +338,6 @@ class Flow(nn.Module):
         both = torch.stack((inputs, torch.zeros_like(inputs)))
         blocks, outputs = self.modulations()
         for k, dt in enumerate(ode_timesteps(self.config.ode_steps).diff().tolist()):
-            told, free = self.dit(x.expand(2, -1, -1), both, Modulation(blocks[k], outputs[k]), mask)
-            x = x + dt * (self.guidance.conditioned * told - self.guidance.free * free)
+            conditioned, free = self.dit(x.expand(2, -1, -1), both, Modulation(blocks[k], outputs[k]), mask)
+            x = x + dt * (self.guidance.conditioned * conditioned - self.guidance.free * free)
         return x

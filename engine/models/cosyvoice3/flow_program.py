@@ -76,7 +76,7 @@ def joint_qkv(attention: DitAttention) -> tuple[Tensor, Tensor]:
 
 
 class FlowProgram:
-    """``inputs`` and ``x``, ``told`` never move: a graph of ``run`` holds their addresses."""
+    """Run ODE steps. ``inputs``, ``x`` and ``conditions`` never move: a graph of ``run`` holds their addresses."""
 
     def __init__(
         self, flow: Flow, pages: FlowPageStore, ops: FlowOps, max_cells: int, num_workspaces: int, max_blocks: int
@@ -147,9 +147,9 @@ class FlowProgram:
         h = self.embed(x, place)
         h = self.position_frames(h, call)
         blocks, outputs = (values.index_select(0, step) for values in self.moments)
-        told, free = self.velocity(*self.run_blocks(h, blocks, call), outputs).unbind(1)
+        conditioned, free = self.velocity(*self.run_blocks(h, blocks, call), outputs).unbind(1)
         weights, dt = self.flow.guidance, self.time_steps.index_select(0, step)[:, None, None]
-        x = x + dt * (weights.conditioned * told - weights.free * free)
+        x = x + dt * (weights.conditioned * conditioned - weights.free * free)
         self.x.index_copy_(0, place, x)
         self.x[DUMMY_WORKSPACE].zero_()
         step += 1
@@ -169,7 +169,7 @@ class FlowProgram:
         )
 
     def embed(self, x: Tensor, place: Tensor) -> Tensor:
-        """x [n, frames, mel] -> [n * 2, frames, dim]; the free branch is told nothing."""
+        """x [n, frames, mel] -> [n * 2, frames, dim]; the free branch has no condition."""
         own = F.linear(x, self.x_weight)
         return torch.stack((own + self.conditions.index_select(0, place), own + self.bias), 1).flatten(0, 1)
 

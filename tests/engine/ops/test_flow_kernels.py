@@ -75,7 +75,7 @@ def test_a_step_of_many_cells(dtype: torch.dtype, block_frames: int) -> None:
             )
             program.run(4, 6)
     plain, fused = programs
-    for name in ("x", "told"):
+    for name in ("x", "conditions"):
         check(getattr(fused, name)[1:], getattr(plain, name)[1:], dtype)
     for name in ("keys", "values", "tails"):
         pair = [getattr(program.pages, name).unflatten(1, (8, -1))[:, 1:6] for program in programs]

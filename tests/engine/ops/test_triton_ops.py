@@ -105,7 +105,7 @@ def test_a_product_is_shared_out_among_multiprocessors(size: int, num_out: int, 
 
 def test_norm_and_swiglu_alone(fused: Any, dtype: torch.dtype) -> None:
     x, weight = random(7, 96, dtype=dtype), random(96, dtype=dtype)
-    check(fused.norm(x, weight, EPS), PLAIN.rms_norm(x, weight, EPS), dtype)
+    check(fused.rms_norm(x, weight, EPS), PLAIN.rms_norm(x, weight, EPS), dtype)
     check(fused.swiglu(x), PLAIN.swiglu(x), dtype)
 
 
@@ -194,14 +194,14 @@ def test_draws_are_those_of_the_reference(fused: Any, dtype: torch.dtype, width:
     logits = random(rows, width, dtype=dtype, scale=3.0)
     settings = settings_for(rows)
     for codebook in (1, 15):
-        same = fused.draw(logits, settings, codebook) == PLAIN.sample(logits, settings, codebook)
+        same = fused.sample(logits, settings, codebook) == PLAIN.sample(logits, settings, codebook)
         assert same.float().mean() >= 1 - 1 / rows  # two candidates may be as near as their rounding
 
 
 def test_a_draw_brings_what_is_fed_next(fused: Any, dtype: torch.dtype) -> None:
     logits, table = random(5, 64, dtype=dtype, scale=3.0), random(64, 48, dtype=dtype)
     codes, following = fused.sample_next(logits, settings_for(5), 2, table)
-    assert torch.equal(codes, fused.draw(logits, settings_for(5), 2))
+    assert torch.equal(codes, fused.sample(logits, settings_for(5), 2))
     assert torch.equal(following, table[codes])
 
 
@@ -283,7 +283,7 @@ def test_depthwise_norm_and_tail(fused: Any, dtype: torch.dtype) -> None:
     check(fused.depthwise_norm(x, weight, bias, norm, 1e-6), PLAIN.depthwise_norm(x, weight, bias, norm, 1e-6), dtype)
     found, wanted = (torch.full((3, 10), float("nan"), device=DEVICE) for _ in range(2))
     one = torch.zeros(1, device=DEVICE)
-    fused.tail(x, weight * 0.05, one, found)
+    fused.output_conv(x, weight * 0.05, one, found)
     PLAIN.output_conv(x, weight * 0.05, one, wanted)
     check(found, wanted, dtype)
 

@@ -144,4 +144,4 @@ def bench_of_one(bench: EngineHarness, number: int) -> list[list[int]]:
 
 
 def test_fused_kernels_are_chosen_on_cuda() -> None:
-    assert type(select_ops(EngineConfig(), CUDA)).__name__ == "FusedOps"
+    assert type(select_ops(EngineConfig(), CUDA)).__name__ == "TritonOps"
