@@ -14,7 +14,7 @@ from realtime.errors import LocalProtocolError, RequestRefused
 from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import MqttConnection, Publication
 from realtime.mqtt.connection_handler import MqttConnectionHandler
-from realtime.mqtt.status_publisher import offline
+from realtime.mqtt.publishers import offline
 from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer

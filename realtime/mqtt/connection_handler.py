@@ -15,10 +15,9 @@ from realtime.calls.call_registry import CallRegistry
 from realtime.dialect_connection import DialectConnection
 from realtime.errors import RemoteProtocolError, RequestRefused
 from realtime.mqtt.broker_connector import HARD_LIMIT
-from realtime.mqtt.call_bridge import MqttCallBridge
 from realtime.mqtt.connection import BrokerDisconnected, IncomingMessage, MqttConnection, Publication
+from realtime.mqtt.publishers import MqttCallBridge, StatusPublisher
 from realtime.mqtt.session_transport import MqttReplyTransport, MqttSessionTable, MqttSessionTransport
-from realtime.mqtt.status_publisher import StatusPublisher
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed

@@ -11,7 +11,7 @@ from engine.api import ClonedVoice, EngineInfo, InvalidRequest
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
-from realtime.speech_api.request_body import SpeechRequestBody
+from realtime.speech_api.request import SpeechRequestBody
 from realtime.voice_cloner import check_transcript
 from sessions.voices.lookup import find_voice, is_built_in
 from sessions.voices.voice import StoredVoice

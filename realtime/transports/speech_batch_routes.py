@@ -17,7 +17,7 @@ from engine.api import ClonedVoice, InvalidRequest, SpeechError
 from realtime.auth import Principal
 from realtime.errors import RequestRefused, openai_error
 from realtime.server import SpeechServer
-from realtime.speech_api.request_body import body_of, parse_object
+from realtime.speech_api.request import body_of, parse_object
 from realtime.speech_api.speech_job import prepare_job, usage
 from realtime.speech_api.voice_selection import ReferenceEncoder
 from realtime.transports.http_routes import server_of

@@ -18,8 +18,7 @@ from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
 from realtime.errors import RequestRefused, http_status, openai_error
 from realtime.server import SpeechServer
-from realtime.speech_api.options import Delivery
-from realtime.speech_api.request_body import SpeechRequestBody, parse_body
+from realtime.speech_api.request import Delivery, SpeechRequestBody, parse_body
 from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_response, usage, usage_headers
 from realtime.transports.http_routes import server_of
 from realtime.transports.transport import ClientLeft, ResponseAborted, cancel_on_disconnect, client_disconnected

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from realtime.browser_tokens import TokenScope
 from realtime.errors import RequestRefused
-from realtime.speech_api.request_body import parse_object
+from realtime.speech_api.request import parse_object
 from realtime.transports.http_routes import server_of
 from realtime.transports.transport import read_limited_body
 

@@ -18,8 +18,8 @@ from realtime.app import create_app
 from realtime.cli import main
 from realtime.config import ConfigError, load_config
 from realtime.errors import LocalProtocolError
-from realtime.mqtt.call_bridge import MqttCallBridge
 from realtime.mqtt.connection import Publication
+from realtime.mqtt.publishers import MqttCallBridge
 from realtime.protocol import model
 from realtime.protocol.mqtt.topics import Topics
 from sessions.audio.opus import OpusDecoder

@@ -210,7 +210,7 @@ async def test_error_for_invalid_body_contains_no_recording(live: LiveServer) ->
 async def test_body_of_many_values_is_refused(live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that max_upload_bytes allows beside a text are for recordings, not for millions of values."""
     decoded = []
-    monkeypatch.setattr("realtime.speech_api.request_body.msgspec.json.decode", lambda *_, **__: decoded.append(1))
+    monkeypatch.setattr("realtime.speech_api.request.msgspec.json.decode", lambda *_, **__: decoded.append(1))
     body = b'{"input":"Hello.","items":[' + b"0," * 3_000_000 + b"0]}"
     async with live.http() as http:
         told = await http.post(path, content=body)
@@ -232,7 +232,7 @@ async def test_large_recording_decodes_off_the_loop(
 
         return decode
 
-    monkeypatch.setattr("realtime.speech_api.request_body.msgspec.json.decode", noted("json", msgspec.json.decode))
+    monkeypatch.setattr("realtime.speech_api.request.msgspec.json.decode", noted("json", msgspec.json.decode))
     monkeypatch.setattr("realtime.voice_cloner.decode_data_uri", noted("base64", decode_data_uri))
     sound = wav_file(tone(20.0, 48_000), 48_000)
     fields = {"input": "Hello.", "task_type": "Base", "ref_audio": data_uri(sound), "ref_text": "What is said."}

@@ -16,7 +16,7 @@ import soundfile
 from engine.api import CheckpointError
 from realtime.app import create_app
 from realtime.config import load_config
-from realtime.speech_api.options import CODES, NAMES, known_language
+from realtime.speech_api.request import CODES, NAMES, known_language
 from realtime.transports.speech_batch_routes import PIECE_BYTES, _encode_results
 from sessions.audio.formats import codecs
 from sessions.audio.wav import wav_file

@@ -1,9 +1,10 @@
-"""The text side of calls on a broker: agents hear of the calls of one key, and speak into them."""
+"""Publish the server's status and the calls of one key on a broker."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from engine.api import SpeechError
 from realtime.auth import Principal
@@ -11,14 +12,67 @@ from realtime.calls.call_registry import CallRegistry
 from realtime.errors import LocalProtocolError, RemoteProtocolError, RequestRefused
 from realtime.mqtt.connection import MqttConnection, Publication
 from realtime.protocol import model
-from realtime.protocol.call_events import parse_command, serialize
-from realtime.protocol.mqtt.messages import JSON
+from realtime.protocol.call_events import parse_command
+from realtime.protocol.mqtt.messages import JSON, MqttServerStatus, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
 
+# Expiry of a published status; a running server publishes again before.
+STATUS_EXPIRY_S = 300
+POLL_INTERVAL_S = 0.25
+PUBLISH_INTERVAL_S = 2.0
+
+
+class StatusPublisher:
+    def __init__(self, line: MqttConnection, topics: Topics, worker: str, read: Callable[[], MqttServerStatus]) -> None:
+        self._line, self._topics, self._worker = line, topics, worker
+        self._read = read
+        self._published: MqttServerStatus | None = None
+        self._published_s = 0.0
+
+    async def run(self, on_draining: Callable[[], Awaitable[None]]) -> None:
+        """Publish changes at intervals, and draining at once."""
+        has_drained = False
+        while True:
+            status = self._read()
+            drains = status.state == "draining" and not has_drained
+            if drains:
+                has_drained = True
+                await on_draining()
+            await self._publish(status, now=drains)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def clear(self) -> None:
+        await self._line.publish(Publication(topic=self._topics.status(self._worker), qos=1, retain=True))
+
+    async def _publish(self, status: MqttServerStatus, now: bool = False) -> None:
+        time_s = asyncio.get_running_loop().time()
+        since_s = time_s - self._published_s
+        due = self._published is None or now or since_s >= STATUS_EXPIRY_S / 2
+        if due or (status != self._published and since_s >= PUBLISH_INTERVAL_S):
+            await self._line.publish_nowait(publication(self._topics, self._worker, status))
+            self._published, self._published_s = status, time_s
+
+
+def publication(topics: Topics, worker: str, status: MqttServerStatus) -> Publication:
+    return Publication(
+        topic=topics.status(worker),
+        payload=serialize(status),
+        qos=1,
+        retain=True,
+        content_type=JSON,
+        expiry_s=STATUS_EXPIRY_S,
+    )
+
+
+def offline(topics: Topics, worker: str) -> Publication:
+    """Build the will of a server."""
+    return publication(topics, worker, MqttServerStatus(state="offline"))
+
+
 log = logging.getLogger("voicewire.mqtt")
 
-EXPIRY_S = 60
+CALL_EXPIRY_S = 60
 
 
 class MqttCallBridge:
@@ -80,7 +134,9 @@ class MqttCallBridge:
 
     async def _publish(self, call_id: str, event: model.CallEvent) -> None:
         topic = self._topics.call_events(self._worker, call_id)
-        publication = Publication(topic=topic, payload=serialize(event), qos=1, content_type=JSON, expiry_s=EXPIRY_S)
+        publication = Publication(
+            topic=topic, payload=serialize(event), qos=1, content_type=JSON, expiry_s=CALL_EXPIRY_S
+        )
         try:
             await self._line.publish(publication)
         except (RequestRefused, LocalProtocolError) as error:  # agents miss the event; the call continues
