@@ -47,7 +47,6 @@ def make_engine(folder: Path, rows: int, **settings: Any) -> Engine:
         graphs=True, max_batch_size=rows, max_running_requests=rows * 4 // 3, num_blocks=rows * 64, block_size=BLOCK,
         loop_limit_frames=100_000, silence_limit_s=1e6, lazy_graph_capture=True,
         voice_encoders=False, admission_utilization=1e3,
-        positions_per_request=1024,
     )  # fmt: skip
     config = EngineConfig(**(usual | settings))
     engine = load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine()

@@ -17,31 +17,25 @@ AT_LEAST_ONE = (
     "block_size",
     "num_blocks",
     "kv_memory_mb",
-    "positions_per_request",
     "max_prefill_positions",
     "max_frames",
     "max_text_chars",
     "loop_limit_frames",
-    "max_loop_period",
     "max_graph_positions",
     "fixed_batch_rows",
     "fixed_block_table_width",
-    "decode_threads",
 )
 AT_LEAST_ZERO = (
     "max_queued_requests",
     "max_queued_continuations",
-    "reserved_memory_mb",
     "watermark_blocks",
     "preempt_margin_s",
     "max_cached_prefixes",
-    "max_cached_prefix_positions",
     "min_frame_cap",
     "frames_per_text_token",
     "silence_limit_s",
     "lead_step_interval_s",
     "process_nice",
-    "decode_batching_slack_s",
     "command_reads_per_step",
     "max_cached_voices",
 )
@@ -67,8 +61,8 @@ OPTIONS = frozenset(
         "cosyvoice3.flow.memory_mb",
     }
 )
-# Shorter recordings have no speaker embedding.
-MIN_SAMPLE_S = 0.1
+# Minimum duration of a recording for cloning.
+MIN_REFERENCE_S = 1.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,15 +76,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_continuations: int = 1_024
     # Positions in one KV block.
     block_size: int = 16
-    # KV blocks in the pool; ``None`` derives them from ``kv_memory_mb`` and ``positions_per_request``.
+    # KV blocks in the pool; ``None`` derives them from ``kv_memory_mb`` and ``max_running_requests``.
     num_blocks: int | None = None
     # Memory of the KV cache. ``None``: 512 MB on the CPU; on CUDA the memory that is free after loading, less
-    # ``reserved_memory_mb``.
+    # 6 GB for the workspace of the graphs.
     kv_memory_mb: int | None = None
-    # Memory left free on CUDA for the workspace of the graphs.
-    reserved_memory_mb: int = 6_144
-    # Maximum size of the pool, per request of ``max_running_requests``; 80 s of speech take about 1,100 positions.
-    positions_per_request: int = 1_024
     # Blocks that stay free: a request that would leave fewer is not admitted.
     watermark_blocks: int = 4
     # A row is preempted only for one whose deadline is this much earlier.
@@ -99,8 +89,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_positions: int = 256
     # Maximum of cached voice prefixes.
     max_cached_prefixes: int = 64
-    # Maximum of positions of all cached prefixes.
-    max_cached_prefix_positions: int = 2_048
     # Maximum text of a request.
     max_text_chars: int = 20_000
     # Minimum of the frame cap, whatever the length of the text.
@@ -111,18 +99,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_frames: int = 4_000
     # Duration of near-silence after the end of the text that ends the request.
     silence_limit_s: float = 3.0
-    # Level below which audio is near-silence.
-    silence_dbfs: float = -60.0
     # Frames of a repeating pattern of code 0 that end the request.
     loop_limit_frames: int = 50
-    # Maximum length of such a pattern, in frames.
-    max_loop_period: int = 8
     # Interval at which rows at their leads step together; 0 steps each at its own time. The CPU's default is 0.08.
     lead_step_interval_s: float = 0.0
     # Niceness of the engine process, 0 to 19. The CPU's default is 5.
     process_nice: int = 0
-    # A listener with more lead than this waits for a larger decode call.
-    decode_batching_slack_s: float = 0.4
     # Rows to which every talker step is padded, so that results are independent of other requests.
     fixed_batch_rows: int | None = None
     # Blocks to which every block table is padded, for the same reason.
@@ -137,8 +119,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_graph_positions: int = 5_120
     # Maximum share of the frame time that a step may take with one more paced request.
     admission_utilization: float = 0.95
-    # Emit the audio of each decode call when it ends, if one of its listeners has at most ``decode_batching_slack_s``;
-    # off emits it with the step.
+    # Emit the audio of each decode call when it ends, if one of its listeners is about to run dry; off emits it with
+    # the step.
     emit_per_decode_call: bool = True
     # Reads of each gateway's commands per step; 0 reads them at once.
     command_reads_per_step: int = 4
@@ -146,8 +128,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lazy_graph_capture: bool = False
     # Device of the codec decoder with graphs: cpu, cuda or cuda:N. ``None``: that of the talker.
     decode_device: str | None = None
-    # CPU threads of the codec decoder, if ``decode_device`` is cpu.
-    decode_threads: int = 1
     # Use Triton kernels in the graphs; off runs their plain reference.
     triton_kernels: bool = True
     # Names of kernels that are off although the others are on.
@@ -156,8 +136,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunk_frames: tuple[int, ...] = CHUNK_FRAMES
     # Load the encoders of a checkpoint that clones voices; off accepts encoded voices only.
     voice_encoders: bool = True
-    # Minimum duration of a recording for cloning.
-    min_reference_s: float = 1.0
     # Maximum duration of a recording for cloning.
     max_reference_s: float = 30.0
     # Maximum of cloned voices whose prepared state is cached.
@@ -187,9 +165,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"disabled_kernels names {unknown[0]!r}; known: {', '.join(KERNELS)}", "disabled_kernels"
             )
-        if not MIN_SAMPLE_S <= self.min_reference_s <= self.max_reference_s:
-            limits = f"it must lie in {MIN_SAMPLE_S}..max_reference_s, {self.max_reference_s}"
-            raise InvalidRequest(f"min_reference_s is {self.min_reference_s}; {limits}", "min_reference_s")
+        if not self.max_reference_s >= MIN_REFERENCE_S:
+            raise InvalidRequest(
+                f"max_reference_s is {self.max_reference_s}; it must be at least {MIN_REFERENCE_S}", "max_reference_s"
+            )
         if self.fixed_batch_rows is not None and self.fixed_batch_rows < self.max_batch_size:
             raise InvalidRequest(
                 f"fixed_batch_rows is {self.fixed_batch_rows}; max_batch_size is {self.max_batch_size}",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.api import ClonedVoice, EngineInfo, ReferenceAudio
-from engine.config import EngineConfig
+from engine.config import MIN_REFERENCE_S, EngineConfig
 from engine.errors import InvalidRequest
 from engine.memory.block_pool import PrefixCache
 from engine.memory.kv_cache import PagedKV
@@ -21,6 +21,7 @@ from engine.models.base import AudioSpec, DecodeStage, Family, FrameContext, Spe
 from engine.models.registry import load_family
 from engine.program.capture import CAPTURE_LOCK, GraphSet
 from engine.program.decode_executor import create_decode_executor
+from engine.runtime.call_planner import DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import EagerCodec, GraphCodec, make_eager_stage
 from engine.runtime.codec_stage import CodecStage
 from engine.runtime.engine import MAX_WARM_UP_S, Engine
@@ -104,8 +105,9 @@ def make_stage(family: Family, config: EngineConfig) -> DecodeStage:
     if family.make_stage is not None:
         return family.make_stage()
     assert family.codec is not None
-    codec, num_slots, slack_s = family.codec.module, config.max_running_requests, config.decode_batching_slack_s
-    return make_eager_stage(codec, num_slots, slack_s, config.max_cached_voices)
+    return make_eager_stage(
+        family.codec.module, config.max_running_requests, DECODE_BATCHING_SLACK_S, config.max_cached_voices
+    )
 
 
 def make_graph_stage(family: Family, config: EngineConfig, device: torch.device) -> tuple[Tensor | None, DecodeStage]:
@@ -114,11 +116,11 @@ def make_graph_stage(family: Family, config: EngineConfig, device: torch.device)
         return None, make_stage(family, config)
     codec = family.codec
     ring = codec.new_ring(config, device)
-    executor = create_decode_executor(ring, codec.device, config.decode_device is not None, config.decode_threads)
+    executor = create_decode_executor(ring, codec.device, config.decode_device is not None)
     program = codec.make_program(config, executor.ring)
     graphs, num_slots = GraphSet(program.run, codec.device), config.max_running_requests
     runner = GraphCodec(program, graphs, executor, num_slots, config.max_cached_voices)
-    return ring, CodecStage(runner, num_slots, family.audio.sample_rate, config.decode_batching_slack_s)
+    return ring, CodecStage(runner, num_slots, family.audio.sample_rate, DECODE_BATCHING_SLACK_S)
 
 
 def load_engine(
@@ -184,7 +186,7 @@ def build_engine_info(model: SpeechModel, audio: AudioSpec, config: EngineConfig
         languages=model.languages,
         max_text_tokens=min(positions, config.max_frames, max_text_tokens),
         normalize_text=normalize_text,
-        min_sample_s=config.min_reference_s,
+        min_sample_s=MIN_REFERENCE_S,
         max_sample_s=config.max_reference_s,
         **abilities,
     )

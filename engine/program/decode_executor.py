@@ -81,12 +81,12 @@ class CodeRingMirror:
 
 
 class CpuThreadExecutor:
-    """A thread of its own with ``num_threads`` for its arithmetic."""
+    """A thread of its own, the only one for its arithmetic."""
 
-    def __init__(self, ring: Tensor, num_threads: int) -> None:
+    def __init__(self, ring: Tensor) -> None:
         self._mirror = CodeRingMirror(ring, torch.device("cpu"))
         self.ring, self._brought = self._mirror.ring, DeviceEvent(torch.device("cpu"))
-        self._thread = ThreadPoolExecutor(1, "voicewire-decode", torch.set_num_threads, (num_threads,))
+        self._thread = ThreadPoolExecutor(1, "voicewire-decode", torch.set_num_threads, (1,))
 
     def wait_for_codes(self) -> None:
         self._brought = self._mirror.copy()
@@ -122,10 +122,10 @@ def new_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream | N
     return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else None
 
 
-def create_decode_executor(ring: Tensor, device: torch.device, wants_own: bool, num_threads: int) -> DecodeExecutor:
+def create_decode_executor(ring: Tensor, device: torch.device, wants_own: bool) -> DecodeExecutor:
     """For decoding on ``device``. On the CPU beside frames on the CPU, a thread of its own where that is wanted."""
     if device.type == "cpu" and (ring.is_cuda or wants_own):
-        return CpuThreadExecutor(ring, num_threads)
+        return CpuThreadExecutor(ring)
     if device.type == "cuda" and (device.index or 0) != (ring.device.index or 0):
         mirror = CodeRingMirror(ring, device)
         return CudaStreamExecutor(mirror.ring, mirror.copy)

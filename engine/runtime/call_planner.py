@@ -20,6 +20,8 @@ CALL_ROWS = (1, 2, 4, 6, 8, 12, 16)
 MAX_CALL_FRAMES_TOTAL = 16
 # What a listener with lead to spare waits for, unless it is said.
 GATHER_FRAMES = 4
+# A listener with more lead than this waits for a larger decode call.
+DECODE_BATCHING_SLACK_S = 0.4
 NO_PREFERENCE: Mapping[int, int] = {}
 
 

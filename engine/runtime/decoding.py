@@ -14,7 +14,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.models.base import DecodedAudio, DecodeStage
 from engine.runtime.admission import DEADLINE_S
-from engine.runtime.call_planner import CALL_FRAMES
+from engine.runtime.call_planner import CALL_FRAMES, DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import GraphCodec
 from engine.runtime.codec_stage import CodecStage
 from engine.runtime.request import Request, RequestPhase, StepBatch
@@ -108,7 +108,7 @@ class RoundDecoding:
         now, due, config = self.host.requests.clock(), {}, self.host.config
         for request in sorted(self.host.scheduler.running, key=DEADLINE_S):
             num_pending, wanted = request.num_pending_frames, wanted_frames(request, config)
-            is_patient = self.slack_s(request, now) > config.decode_batching_slack_s
+            is_patient = self.slack_s(request, now) > DECODE_BATCHING_SLACK_S
             if request.is_burst and num_pending and not (is_patient and num_pending < wanted):
                 due[request.held_slot] = min(num_pending, MAX_CALL_FRAMES)
         return due
@@ -165,7 +165,7 @@ class CallDecoding:
 
     def emit_calls(self, num_calls: int) -> int:
         """Emit the oldest calls, and hand them over at once if a listener of the first one is about to run dry."""
-        is_urgent = self.stage.calls[0].slack_s <= self.host.config.decode_batching_slack_s
+        is_urgent = self.stage.calls[0].slack_s <= DECODE_BATCHING_SLACK_S
         start = time.perf_counter()
         try:
             chunks = self.stage.collect(num_calls)

@@ -46,6 +46,11 @@ from engine.runtime.warm_up import capture_graphs, measure_step_times
 STALL_RETRY_S = 0.01
 MAX_WARM_UP_S = 2.0
 CPU_KV_BYTES = 512 * 2**20
+# Left free on CUDA for the workspace of the graphs.
+RESERVED_BYTES = 6_144 * 2**20
+# Size of the pool for each running request; 80 s of speech take about 1,100.
+POSITIONS_PER_REQUEST = 1_024
+MAX_CACHED_PREFIX_POSITIONS = 2_048
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -55,13 +60,13 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_KV_BYTES
     torch.cuda.empty_cache()  # of an engine that has died
-    return max(CPU_KV_BYTES, torch.cuda.mem_get_info(device)[0] - config.reserved_memory_mb * 2**20)
+    return max(CPU_KV_BYTES, torch.cuda.mem_get_info(device)[0] - RESERVED_BYTES)
 
 
 def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> int:
     """Return the number of blocks: the average use of all requests, at least the most of one, within the memory."""
     by_memory = kv_bytes(config, device) // PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
-    wanted = max(config.max_running_requests * config.positions_per_request, model.max_positions)
+    wanted = max(config.max_running_requests * POSITIONS_PER_REQUEST, model.max_positions)
     return max(1, min(by_memory, wanted // config.block_size))
 
 
@@ -83,7 +88,7 @@ class Engine:
         self.model, self.stage, self.config = model, stage, config
         self.pool = BlockPool(config.num_blocks or blocks_allowed(model, config, dtype, device))
         self.kv = PagedKV(model.kv_shape, self.pool.num_blocks, config.block_size, dtype, device)
-        self.prefixes = PrefixCache(self.kv, config.max_cached_prefixes, config.max_cached_prefix_positions)
+        self.prefixes = PrefixCache(self.kv, config.max_cached_prefixes, MAX_CACHED_PREFIX_POSITIONS)
         if make_runner is None:
             self.runner = ModelRunner(model, self.kv, self.prefixes, config)
         else:

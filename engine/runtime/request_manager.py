@@ -25,6 +25,10 @@ from engine.runtime.scheduler import Scheduler
 
 # Positions after the text in a full-text prompt.
 PROMPT_END_ROWS = 2
+# Level below which audio is near-silence.
+SILENCE_DBFS = -60.0
+# Longest repeating pattern that is looked for, in frames.
+MAX_LOOP_PERIOD = 8
 NO_PCM = np.zeros(0, dtype=np.float32)
 
 
@@ -100,8 +104,8 @@ class RequestManager:
             row=row,
             tokens=self.model.tokenizer.incremental(),
             clock=PlaybackClock(self.sample_rate),
-            silence=SilenceGuard(int(self.config.silence_limit_s * self.sample_rate), self.config.silence_dbfs),
-            loop=LoopGuard(self.config.loop_limit_frames, self.config.max_loop_period),
+            silence=SilenceGuard(int(self.config.silence_limit_s * self.sample_rate), SILENCE_DBFS),
+            loop=LoopGuard(self.config.loop_limit_frames, MAX_LOOP_PERIOD),
             prefix_key=self.model.prefix_key(row),
             submitted_s=self.clock(),
             frame_cap=self.frame_cap(spec, row),

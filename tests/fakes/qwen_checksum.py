@@ -24,6 +24,7 @@ from engine.models.base import (
     TokenQueue,
 )
 from engine.models.qwen3_tts.codec_decoder import CodecState
+from engine.runtime.call_planner import DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import make_eager_stage
 from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
 from tests.fakes.windowed_stage import WindowedDecodeStage
@@ -126,7 +127,7 @@ class QwenChecksumFamily:
         return QwenChecksumTalker()
 
     def make_stage(self, config: EngineConfig) -> DecodeStage:
-        return make_eager_stage(RunningSumCodec(), config.max_running_requests, config.decode_batching_slack_s)
+        return make_eager_stage(RunningSumCodec(), config.max_running_requests, DECODE_BATCHING_SLACK_S)
 
     def pcm(self, codes: Sequence[Sequence[int]]) -> Pcm:
         if not codes:
@@ -144,7 +145,7 @@ class WindowedQwenFamily(QwenChecksumFamily):
         return WindowedDecodeStage(
             RunningSumCodec(),
             config.max_running_requests,
-            config.decode_batching_slack_s,
+            DECODE_BATCHING_SLACK_S,
             context_frames=9999,
             overlap_samples=20,
         )

@@ -11,7 +11,6 @@ import pytest
 
 from engine.api import ClonedVoice, FinishReason, InvalidRequest, SamplingParams
 from engine.config import EngineConfig
-from engine.launch import create_engine
 from engine.load import load_engine
 from engine.program.decode_executor import CpuThreadExecutor
 from tests.engine.engine_harness import EngineHarness
@@ -123,8 +122,3 @@ def test_a_device_that_is_not_there_is_named(tiny_folder: Path, name: str) -> No
 def test_without_graphs_decoding_cannot_be_elsewhere(tiny_folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="decode_device is 'cpu'; it needs graphs"):
         load_engine(tiny_folder, EngineConfig(decode_device="cpu"), "cpu", "float32", is_embedded=False)
-
-
-def test_no_thread_is_one_too_few() -> None:
-    with pytest.raises(InvalidRequest, match="decode_threads is 0"):
-        create_engine(process=False, device="cpu", decode_threads=0)

@@ -69,7 +69,6 @@ class EngineLaws(RuleBasedStateMachine):
         max_prefill_positions=st.sampled_from([2, 7, 256]),
         max_cached_prefixes=st.integers(0, 2),
         preempt_margin_s=st.sampled_from([0.0, 0.3]),
-        decode_batching_slack_s=st.sampled_from([0.1, 0.4]),
     )
     def begin(self, num_positions: int, block_size: int, **settings: Any) -> None:
         num_blocks = -(-num_positions // block_size)

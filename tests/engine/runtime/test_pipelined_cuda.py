@@ -65,7 +65,7 @@ def test_decoding_elsewhere_says_what_decoding_there_says(tmp_path: Path, decode
         config = EngineConfig(
             num_blocks=400, max_batch_size=8, max_running_requests=8, max_frames=24, max_graph_positions=512,
             loop_limit_frames=10_000,
-            admission_utilization=1e3, decode_device=device, decode_threads=2,
+            admission_utilization=1e3, decode_device=device,
         )  # fmt: skip
         bench = EngineHarness(load_engine(folder, config, "cuda:0", "float32", is_embedded=False).make_engine())
         spoken.append(speak(bench))
