@@ -79,10 +79,11 @@ def test_every_field_that_a_call_passes_is_known() -> None:
 
 
 def fields_passed(module: ast.Module) -> Iterator[str]:
-    """Keys of every ``extra=``, and of what functions of the module make for it."""
+    """Keys of every ``extra=`` of a log call, and of what functions of the module make for it."""
     functions = {node.name: node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
-    for node in ast.walk(module):
-        if isinstance(node, ast.keyword) and node.arg == "extra":
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    for node in (keyword for call in calls for keyword in call.keywords):
+        if node.arg == "extra":
             called = [one.func for one in ast.walk(node.value) if isinstance(one, ast.Call)]
             names = [getattr(function, "attr", getattr(function, "id", "")) for function in called]
             made = [node.value, *(functions[name] for name in names if name in functions)]
