@@ -194,7 +194,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_burst(self) -> bool:
-        """Whether it has no deadline, so that paced requests go first."""
+        """Return whether it has no deadline, so that paced requests go first."""
         return self.lead_ms is None
 
 

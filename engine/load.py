@@ -60,7 +60,7 @@ def validate_device(name: str, setting: str, known: str) -> torch.device:
 
 
 def check_decode_device(config: EngineConfig, family: Family, device: torch.device) -> None:
-    """Raises ``InvalidRequest`` where decoding cannot be elsewhere."""
+    """Check where to decode. Raises ``InvalidRequest`` where decoding cannot be elsewhere."""
     if config.decode_device is None:
         return
     if family.codec is None:
@@ -126,7 +126,7 @@ def make_graph_stage(family: Family, config: EngineConfig, device: torch.device)
 def load_engine(
     folder: Path, config: EngineConfig, device_name: str, dtype_name: str, is_embedded: bool
 ) -> LoadedCheckpoint:
-    """Raises ``CheckpointError`` or, for a device or dtype that cannot be had, ``InvalidRequest``."""
+    """Load a checkpoint. Raises ``CheckpointError``; ``InvalidRequest`` for an unavailable device or dtype."""
     device = choose_device(device_name)
     dtype = choose_dtype(dtype_name, device)
     if device.type == "cpu":

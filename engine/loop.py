@@ -39,7 +39,7 @@ class VoiceEncodingThread:
         self._unfinished: set[Future[ClonedVoice]] = set()
 
     def submit(self, sample: ReferenceAudio) -> Future[ClonedVoice]:
-        """Raises ``EngineOverloaded`` when too many wait already."""
+        """Queue a recording. Raises ``EngineOverloaded`` when too many wait already."""
         if len(self._unfinished) >= MAX_WAITING_SAMPLES:
             raise EngineOverloaded(f"{MAX_WAITING_SAMPLES} recordings wait to be encoded", RETRY_MS)
         future = self._executor.submit(self._encode, sample)

@@ -56,7 +56,7 @@ def remove_stale_run_dirs() -> None:
 
 @contextmanager
 def _is_locked(path: Path) -> Iterator[None]:
-    """Raises ``OSError`` when it belongs to another user or is no folder."""
+    """Lock a folder. Raises ``OSError`` if it belongs to another user or is not a folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():

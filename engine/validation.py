@@ -40,7 +40,7 @@ def check_sampling(sampling: SamplingParams, limits: Limits = NO_LIMITS) -> None
 
 
 def check_fields(sampling: SamplingParams, chunk_frames: tuple[int, ...], info: EngineInfo) -> None:
-    """Raises ``InvalidRequest`` naming what is asked for and has no meaning to this model."""
+    """Check that the model supports what is asked for. Raises ``InvalidRequest`` naming what it does not."""
     for name in info.refused_fields:
         value = chunk_frames or None if name == "chunk_frames" else getattr(sampling, name)
         if value is not None:
@@ -78,7 +78,7 @@ def check_voice(voice: str | ClonedVoice | None, info: EngineInfo) -> None:
 
 
 def check_cloned(voice: ClonedVoice, info: EngineInfo) -> None:
-    """Raises ``InvalidRequest`` naming what of the voice does not fit this checkpoint."""
+    """Check a voice against the checkpoint. Raises ``InvalidRequest`` naming what does not fit."""
     if not info.can_clone:
         raise InvalidRequest(f"voice is a cloned one; {info.model} does not clone voices", "voice")
     expected = 4 * info.embedding_size

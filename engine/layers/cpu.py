@@ -28,7 +28,7 @@ WIDE = 256
 
 
 def can_pack_convolutions() -> bool:
-    """Whether this torch has the private operators that the inductor's frozen graphs use."""
+    """Return whether this torch has the private operators that the inductor's frozen graphs use."""
     operators = "_convolution_pointwise", "_get_mkldnn_serialized_md"
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in operators)
 
@@ -141,7 +141,7 @@ PACKED_FOR_ROWS = 8
 
 
 def can_pack() -> bool:
-    """Whether this torch has the private operators that the inductor's frozen graphs use."""
+    """Return whether this torch has the private operators that the inductor's frozen graphs use."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

@@ -57,7 +57,7 @@ class BlockPool:
         return settled
 
     def check_invariants(self) -> None:
-        """Raises ``AssertionError`` unless free + held = total and no block is lent twice."""
+        """Check that free + held = total and no block is lent twice. Raises ``AssertionError``."""
         everywhere = [*self._free, *self._quarantined, *self._held]
         if len(everywhere) != self.num_blocks or len(set(everywhere)) != self.num_blocks:
             raise AssertionError(f"{self.num_free} free + {self.num_held} held != {self.num_blocks} blocks in all")

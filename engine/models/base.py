@@ -262,7 +262,7 @@ class DecodeStage(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a step now would get anywhere; frames that wait for more frames do not count."""
+        """Return whether a step now would get anywhere; frames that wait for more frames do not count."""
         ...
 
     def step(self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int]) -> list[DecodedAudio]:
@@ -303,7 +303,7 @@ class FrameProgramProtocol(Protocol):
         ...
 
     def can_stage(self, items: Sequence[Any]) -> bool:
-        """Whether these inputs can be prefilled by ids."""
+        """Return whether these inputs can be prefilled by ids."""
         ...
 
     def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None: ...

@@ -109,7 +109,7 @@ def _check_rope(where: str, key: str, scaling: object) -> None:
 
 
 def read_json(path: Path) -> ConfigSection:
-    """Raises ``CheckpointError`` naming the file when it is missing or no JSON."""
+    """Read a JSON file. Raises ``CheckpointError`` naming it when it is missing or not JSON."""
     try:
         return ConfigSection(json.loads(path.read_text(encoding="utf-8")), path.name)
     except FileNotFoundError:

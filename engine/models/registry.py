@@ -27,7 +27,7 @@ def load_family(
     dtype: torch.dtype,
     decode_device: torch.device | None = None,
 ) -> Family:
-    """Raises ``CheckpointError`` for a folder of no family known here."""
+    """Load a folder by its family. Raises ``CheckpointError`` for an unknown one."""
     family = _family(folder)
     if family == "cosyvoice3":
         from engine.models.cosyvoice3.load import load_family as load_cosyvoice3

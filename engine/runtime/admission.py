@@ -68,7 +68,7 @@ class QueueLimits(msgspec.Struct, frozen=True):
         return cls(for_new, for_new + config.max_queued_continuations, for_burst, for_burst - for_burst // 3)
 
     def check(self, counts: RequestCounts, spec: SpeechRequest) -> None:
-        """Raises ``EngineOverloaded`` unless the request fits beside the active ones."""
+        """Check that the request fits beside the active ones. Raises ``EngineOverloaded``."""
         if spec.segment:
             self._check("requests", counts.num_requests, self.continuing)
             return

@@ -235,7 +235,7 @@ class Engine:
             self.kv.clear(settled)
 
     def check_invariants(self) -> None:
-        """Raises ``AssertionError`` unless an idle engine holds nothing."""
+        """Check that an idle engine holds nothing. Raises ``AssertionError``."""
         self.pool.check_invariants()
         if self.pool.num_held or self.stage.slots.num_free != self.stage.slots.num_slots or self.scheduler.running:
             slots = self.stage.slots.num_slots - self.stage.slots.num_free
@@ -286,13 +286,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step now could do anything."""
+        """Return whether a step now could do anything."""
         now = self.requests.clock()
         if self.requests.released or self.stage.busy or self.runner.in_flight:
             return True
         if now < self.retry_s:
             return False
-        return self.scheduler.can_admit or any(
+        return self.scheduler.next_admitted() is not None or any(
             self.scheduler.can_run(request, now) for request in self.scheduler.running
         )
 

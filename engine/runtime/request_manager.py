@@ -80,7 +80,7 @@ class RequestManager:
             self.end_input(epoch)
 
     def check_capacity(self, spec: SpeechRequest) -> None:
-        """Raises ``EngineOverloaded`` when there is none for it. A paced reply must also be carried without a gap
+        """Check that there is room. Raises ``EngineOverloaded``. A paced reply must also be carried without a gap
         beside the other paced ones; burst rows take only what those leave."""
         self.queue_limits.check(self.counts, spec)
         num_paced, frame_s = self.counts.num_paced, self.config.admission_utilization * self.scheduler.frame_s

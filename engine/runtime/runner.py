@@ -306,7 +306,7 @@ class GraphRunner(ModelRunner):
         for work in works:
             items = self.items(work)
             if not self.program.can_stage(items):
-                self.forward_chunk(work, len(items))
+                self.forward([ScheduledWork(work.request, len(items), sample=False)])
             else:
                 staged.append(work)
         self.prefill_ids(staged)
@@ -316,9 +316,6 @@ class GraphRunner(ModelRunner):
     def items(work: ScheduledWork) -> list[Any]:
         start = work.request.row.num_computed
         return work.request.row.inputs[start : start + work.count - int(work.sample)]
-
-    def forward_chunk(self, work: ScheduledWork, count: int) -> None:
-        self.forward([ScheduledWork(work.request, count, sample=False)])
 
     def prefill_ids(self, works: Sequence[ScheduledWork]) -> None:
         pieces = [(work, start) for work in works for start in range(0, len(self.items(work)), self.max_tokens)]

@@ -154,10 +154,6 @@ class Scheduler:
         has_one = len(row.inputs) - row.num_computed == 1
         return has_one and 0 < row.num_computed < num_blocks * self.config.block_size and not request.lacks_blocks
 
-    @property
-    def can_admit(self) -> bool:
-        return self.next_admitted() is not None
-
     def next_admitted(self) -> Request | None:
         """The waiting request that gets a slot now: a paced one first, then one of the group that holds fewest."""
         if not self.waiting or not self.stage.slots.num_free:

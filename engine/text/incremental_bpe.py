@@ -53,7 +53,7 @@ class BpeVocab:
         return [token.id for token in self.model.tokenize(word)]
 
     def _fits(self, before: str, token: str) -> bool:
-        """Whether ``before`` and ``token`` stay two tokens when they are neighbours."""
+        """Return whether ``before`` and ``token`` stay two tokens when they are neighbours."""
         expected = [before, token] if before else [token]
         return [part.value for part in self.model.tokenize(before + token)] == expected
 
@@ -61,7 +61,7 @@ class BpeVocab:
         return self._lengths_by_last[character]
 
     def can_extend(self, text: str) -> bool:
-        """Whether some entry is ``text`` and more."""
+        """Return whether some entry is ``text`` and more."""
         if len(text) >= self._longest_by_first[text[0]]:
             return False
         place = bisect_right(self._sorted, text)

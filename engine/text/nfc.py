@@ -25,7 +25,7 @@ def compose(text: str) -> str:
 
 
 def starts_cluster(character: str) -> bool:
-    """Whether nothing before this character can compose with it or be reordered past it."""
+    """Return whether nothing before this character can compose with it or be reordered past it."""
     if "\u1160" <= character <= "\u11ff" or "\U00016d63" <= character <= "\U00016d6a":
         return False  # Hangul and Kirat Rai vowels and finals are letters that compose
     return not unicodedata.category(character).startswith("M")

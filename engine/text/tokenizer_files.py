@@ -44,7 +44,7 @@ class TokenizerFiles:
 
     @classmethod
     def read(cls, folder: Path) -> TokenizerFiles:
-        """Raises ``CheckpointError`` naming the file and the key that is wrong."""
+        """Read the files. Raises ``CheckpointError`` naming the file and the key that is wrong."""
         config = read_json(folder / "config.json")
         vocab = read_vocab(folder / "vocab.json")
         merges = read_merges(folder / "merges.txt", vocab)

@@ -268,7 +268,7 @@ BACKBONE_FOLDER = "CosyVoice-BlankEN"
 
 
 def read_config(folder: Path) -> CosyVoice3Config:
-    """Raises ``CheckpointError`` naming file, key and value."""
+    """Read a folder's configuration. Raises ``CheckpointError`` naming file, key and value."""
     values = read_yaml(folder / CONFIG_FILE)
     top = ConfigSection(values, CONFIG_FILE)
     _instantiated_section(top, "llm", "CosyVoice3LM")

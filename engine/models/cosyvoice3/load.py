@@ -49,7 +49,7 @@ SPELLINGS = (("parametrizations.weight.original0", "parametrizations.weight.orig
 
 
 def adapt_hift(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Raises ``CheckpointError`` naming the tensor."""
+    """Rename and fold the vocoder's tensors. Raises ``CheckpointError`` naming the tensor."""
     found = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
     for gain_name, direction_name in SPELLINGS:
         stems = [name.removesuffix(gain_name) for name in found if name.endswith(gain_name)]
@@ -123,7 +123,7 @@ def load_hift(folder: Path, config: HiftConfig, device: torch.device) -> Hift:
 
 
 def inspect(folder: Path) -> CheckpointReport:
-    """Raises ``CheckpointError`` naming file, key or tensor."""
+    """Inspect a folder. Raises ``CheckpointError`` naming file, key or tensor."""
     config = read_config(folder)
     tokenizer = CosyTokenizer.from_folder(folder / BACKBONE_FOLDER, config.talker.text_vocab_size)
     voices = read_saved_voices(folder, config.flow, tokenizer, trims=False)

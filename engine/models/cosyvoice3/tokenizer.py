@@ -72,7 +72,7 @@ class CosyTokenizer(BytePairTokenizer):
 
     @classmethod
     def from_folder(cls, folder: Path, text_vocab_size: int, reads_controls: bool = True) -> CosyTokenizer:
-        """Raises ``CheckpointError`` naming the file and the key that is wrong."""
+        """Read a tokenizer. Raises ``CheckpointError`` naming the file and the key that is wrong."""
         vocab = read_vocab(folder / "vocab.json")
         merges = read_merges(folder / "merges.txt", vocab)
         ids = _special_ids(read_json(folder / "tokenizer_config.json"), vocab)

@@ -285,7 +285,7 @@ class CosyVoiceEncoder:
 
     @torch.inference_mode()
     def __call__(self, sample: ReferenceAudio) -> ClonedVoice:
-        """Raises ``InvalidRequest`` for a recording of which no voice can be had."""
+        """Encode a voice. Raises ``InvalidRequest`` for an unusable recording."""
         pcm = torch.from_numpy(np.frombuffer(sample.pcm, np.float32).copy())
         heard = resample(pcm, self.config.sample_rate, ENCODER_RATE)
         codes, mel = self.aligned(self.tokens(heard), flow_mel(pcm, self.config.flow.dit.mel_bins))

@@ -38,7 +38,7 @@ class CheckpointPart(NamedTuple):
 
 
 def inspect(folder: Path) -> CheckpointReport:
-    """Raises ``CheckpointError`` naming file, key or tensor."""
+    """Inspect a folder. Raises ``CheckpointError`` naming file, key or tensor."""
     config = read_config(folder)
     TextTokenizer.from_folder(folder)
     with config_errors_of(folder):

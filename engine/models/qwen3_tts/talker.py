@@ -119,7 +119,7 @@ class LookupCodePredictor:
 
     @staticmethod
     def fits(predictor: CodePredictor) -> bool:
-        """Whether the stack has one layer and the tables are small."""
+        """Return whether the stack has one layer and the tables are small."""
         stack, config = predictor.config.transformer, predictor.config
         num_heads = stack.num_attention_heads + 2 * stack.num_key_value_heads
         table_bytes = 4 * config.num_code_groups * config.vocab_size * num_heads * stack.head_dim

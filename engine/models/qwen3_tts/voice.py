@@ -109,7 +109,7 @@ class QwenVoiceEncoder:
 
     @torch.inference_mode()
     def __call__(self, sample: ReferenceAudio) -> ClonedVoice:
-        """Raises ``InvalidRequest`` for a recording of which no voice can be had."""
+        """Encode a voice. Raises ``InvalidRequest`` for an unusable recording."""
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             pcm = torch.from_numpy(np.frombuffer(sample.pcm, np.float32).copy()).to(self.device)
             embedding = self.speaker(pcm).float().cpu()
