@@ -10,8 +10,10 @@ from typing import cast
 
 import pytest
 
-from realtime.auth import Authenticator
+from realtime.auth import LOCAL, Authenticator
 from realtime.connection import CLOSE_GRACE_S, MAX_PENDING_MESSAGES, YIELD_EVERY_EVENTS, Connection
+from realtime.conversation import Conversation
+from realtime.option_resolver import OptionResolver
 from realtime.protocol import model
 from realtime.server import SpeechServer
 from sessions.clock import is_due, now_s
@@ -56,9 +58,11 @@ class TimedConnection(Connection):
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[TimedConnection]:
+async def connected(closed_before: bool = False) -> AsyncIterator[TimedConnection]:
     server = SpeechServer(load_test_config({}), FakeSpeechEngine(), Authenticator([]))
     connection = TimedConnection(server)
+    if closed_before:
+        connection.close("draining")
     run = asyncio.create_task(connection.run())
     await asyncio.sleep(0.1)
     try:
@@ -169,3 +173,43 @@ async def test_a_close_waits_for_the_last_event_and_not_too_long(last_s: float |
         assert line.link.closed == (4410, "session_expired")
         assert now_s() - began_s == pytest.approx(min(last_s or 0.0, CLOSE_GRACE_S), abs=0.03)
         assert [message for _, message in line.written] == ["answer", *["last"] * (last_s == 0.2)]
+
+
+async def test_a_close_before_the_start_is_left_to_a_later_tick() -> None:
+    async with connected(closed_before=True) as line:
+        line.link.incoming.put_nowait("answer")
+        await asyncio.sleep(1)
+        assert (line.link.closed, [message for _, message in line.written]) == (None, ["answer"])
+        line.close("draining")
+        await asyncio.sleep(1)
+        assert line.link.closed == (1012, "draining")
+
+
+async def test_events_wake_the_writer_and_keep_a_conversation_busy() -> None:
+    server = SpeechServer(load_test_config({}), FakeSpeechEngine(), Authenticator([]))
+    await server.start()
+    session = server.open_session(LOCAL)
+    wakes: list[float] = []
+    resolver = OptionResolver(server.settings, server.engine.info, {}, lambda _: False)
+    talk = Conversation(session, resolver, lambda: None, server.config, lambda: wakes.append(now_s()))
+    for context in ("quiet", "speaks"):
+        talk.handle(model.OpenContext(context, model.SpeechOptions(burst=True)))
+    await asyncio.sleep(9)
+    talk.handle(model.AppendText("speaks", "Hello there, how are you?", last=True))
+    assert wakes.pop() == now_s()  # the response may have failed already
+    await asyncio.sleep(9)
+    assert isinstance(talk.pop_due(now_s()), model.ContextAudio)
+    wakes.clear()
+    talk.report_idle(5.0, now_s())
+    assert wakes == [now_s()]
+    assert talk.pop_due(now_s()) == model.ContextIdle("quiet")
+    events = []
+    while not talk.is_idle:
+        events.append(talk.pop_due(now_s()))
+    assert model.ContextIdle("speaks") not in events
+    talk.report_idle(5.0, now_s())
+    assert not talk.is_idle
+    assert talk.pop_due(now_s()) == model.ContextIdle("quiet")
+    assert talk.is_idle
+    await session.aclose()
+    await server.aclose()

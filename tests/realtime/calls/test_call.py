@@ -120,6 +120,19 @@ async def test_the_writer_wakes_when_a_line_goes_on_returns_a_mark_or_is_cleared
     assert alarm["wake"] == 3
 
 
+async def test_line_has_room_once_whole_frames_and_marks_are_popped() -> None:
+    line = began_line()
+    line.put(bytes(100))
+    assert line.has_room
+    line.fill_frame()
+    line.put_mark(lambda _: None)
+    assert not line.has_room
+    assert len(line.pop_due(now_s())) == 1
+    assert not line.has_room
+    assert len(line.pop_due(now_s())) == 1
+    assert line.has_room
+
+
 async def test_frames_leave_on_ticks_though_the_first_did_not() -> None:
     """Else whoever wakes for another reason would send sooner than who is woken by a tick, by up to one."""
     line, alarm = began_line(), WakeEvent()
