@@ -71,8 +71,7 @@ async def readings(running: ServerProcess) -> dict[str, float]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("num_first", "num_settling", "num_more"),
-    [(60, 60, 60), pytest.param(200, 600, 1_200, marks=pytest.mark.slow)],
+    ("num_first", "num_settling", "num_more"), [(60, 60, 60), pytest.param(200, 600, 1_200, marks=pytest.mark.slow)]
 )
 async def test_sessions_leave_nothing_behind(num_first: int, num_settling: int, num_more: int) -> None:
     rng = random.Random(3)

@@ -149,9 +149,7 @@ async def test_gateways_share_a_port_an_engine_and_their_metrics(served: Served)
         await client.aclose()
 
 
-def test_gateways_share_session_but_not_process_group(
-    served: Served,
-) -> None:
+def test_gateways_share_session_but_not_process_group(served: Served) -> None:
     gateways = [gateway.pid for gateway in served.gateways()]
     assert {os.getsid(pid) for pid in gateways} == {os.getsid(served.process.pid)}
     assert os.getpgid(served.process.pid) not in {os.getpgid(pid) for pid in gateways}

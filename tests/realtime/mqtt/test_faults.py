@@ -123,11 +123,7 @@ async def test_a_broker_that_takes_connections_and_says_nothing() -> None:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    settings = {
-        "mqtt__url": f"mqtt://127.0.0.1:{port}",
-        "mqtt__response_timeout_s": 0.2,
-        "mqtt__retry_min_s": 0.05,
-    }
+    settings = {"mqtt__url": f"mqtt://127.0.0.1:{port}", "mqtt__response_timeout_s": 0.2, "mqtt__retry_min_s": 0.05}
     async with live_server(**settings):
         await until(lambda: len(held) >= 3)
     await until(lambda: all(writer.transport.is_closing() for writer in held))
