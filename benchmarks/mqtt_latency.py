@@ -28,8 +28,7 @@ from realtime.integration_config import MqttSettings
 from realtime.mqtt.client import MqttAudio, MqttClientSession, open_session
 from realtime.mqtt.connection import BrokerDisconnected
 from realtime.protocol.mqtt import messages as say
-from tests.realtime.mqtt.mosquitto import running
-from tests.realtime.mqtt.mqtt_client import mqtt_settings
+from tests.realtime.mqtt.mqtt_client import mqtt_settings, running
 
 PING_EVERY_S = 0.2
 SETTLE_S = 2.0

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import httpx2 as httpx
+import msgspec
 
 from realtime.app import create_app
 from realtime.client import NativeClient, open_session
@@ -16,7 +17,7 @@ from realtime.config import ServerConfig, constants, load_config
 from realtime.protocol import events as ev
 from realtime.server import SpeechServer
 from realtime.transports.listener import DrainingServer, UvicornConfig, open_listeners
-from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 
 # Fifty times faster than speech.
 QUICK = FakeScript(ms_per_char=40.0, first_chunk_s=0.005, real_time_factor=0.02)
@@ -170,3 +171,20 @@ async def close_code(client: NativeClient) -> int | None:
         async for _ in client:
             pass
     return client.close_code
+
+
+EMBEDDING_SIZE = 8
+BASE_INFO = msgspec.structs.replace(
+    FAKE_INFO,
+    model="a fake base",
+    task="base",
+    can_clone=True,
+    can_encode=True,
+    embedding_size=EMBEDDING_SIZE,
+    num_codebooks=4,
+    codebook_size=2_048,
+)
+
+
+def cloning_engine(**changes: object) -> FakeSpeechEngine:
+    return FakeSpeechEngine(QUICK, info=msgspec.structs.replace(BASE_INFO, **changes))

@@ -30,8 +30,7 @@ from tests.realtime.calls.test_sockets import dial as dial_call
 from tests.realtime.dialects.test_wires import HTTP
 from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, TEXT, VendorClient, dial, hear, hear_first_audio, send
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak
-from tests.realtime.mqtt.mosquitto import running
-from tests.realtime.mqtt.mqtt_client import bridged, client
+from tests.realtime.mqtt.mqtt_client import bridged, client, running
 from tests.realtime.protocol.telephony.lines import message_of
 
 # The whole reply is received; or, in the middle of it, a close as the wire has it, a cut, or a cut by a reset.

@@ -13,7 +13,7 @@ from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice import SHARED
 from tests.fakes.engine import FakeSpeechEngine
-from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
+from tests.realtime.live_server import EMBEDDING_SIZE, cloning_engine
 from tests.sessions.audio.signals import tone
 
 CONSENT = ("--consent", "she agreed on 1 May")

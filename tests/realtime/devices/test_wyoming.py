@@ -33,8 +33,7 @@ from realtime.protocol.mqtt import messages
 from realtime.transports import tcp_server
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
-from tests.realtime.mqtt.mosquitto import running
-from tests.realtime.mqtt.mqtt_client import bridged
+from tests.realtime.mqtt.mqtt_client import bridged, running
 
 TEXT = "Hello there, how are you today?"
 PORT = {"wyoming__address": "127.0.0.1:0"}

@@ -23,8 +23,7 @@ from realtime.protocol.dialects.protobuf import decode, encode
 from realtime.protocol.dialects.rime_v1 import BINARY, REQUEST, RESPONSE
 from sessions.audio.wav import wav_file
 from tests.fakes.engine import FakeScript
-from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
-from tests.realtime.live_server import WAIT_S, LiveServer, live_server
+from tests.realtime.live_server import EMBEDDING_SIZE, WAIT_S, LiveServer, cloning_engine, live_server
 from tests.realtime.transports.test_speech_cloning import data_uri
 from tests.sessions.audio.signals import tone
 

@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.realtime.live_server import LiveServer
-from tests.realtime.mqtt.mosquitto import Mosquitto, running
-from tests.realtime.mqtt.mqtt_client import bridged
+from tests.realtime.mqtt.mqtt_client import Mosquitto, bridged, running
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from realtime.mqtt.batched_client import CHECKED_VERSIONS, MAX_INFLIGHT, MAX_WAI
 from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import BrokerDisconnected, IncomingMessage, MqttConnection, Publication
 from tests.realtime.live_server import WAIT_S, until
-from tests.realtime.mqtt.mosquitto import Mosquitto, running
-from tests.realtime.mqtt.mqtt_client import mqtt_settings
+from tests.realtime.mqtt.mqtt_client import Mosquitto, mqtt_settings, running
 
 GREETING = b"\x20\x03\x00\x00\x00"
 

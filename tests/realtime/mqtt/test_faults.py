@@ -22,15 +22,17 @@ from realtime.protocol.mqtt.messages import MqttOpen
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.certificates import self_signed
 from tests.realtime.live_server import LiveServer, live_server, until
-from tests.realtime.mqtt.mosquitto import Mosquitto, free_port, running
 from tests.realtime.mqtt.mqtt_client import (
+    Mosquitto,
     MqttTestClient,
     MqttTestSession,
     bridge_of,
     bridged,
     client,
+    free_port,
     mqtt_settings,
     ready,
+    running,
 )
 
 TEXT = "Hello there, how are you today? " * 20

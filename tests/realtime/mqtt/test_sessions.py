@@ -27,8 +27,7 @@ from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import dial
 from tests.realtime.live_server import LiveServer, until
-from tests.realtime.mqtt.mosquitto import Mosquitto
-from tests.realtime.mqtt.mqtt_client import Json, MqttTestClient, bridge_of, bridged, client, ready
+from tests.realtime.mqtt.mqtt_client import Json, Mosquitto, MqttTestClient, bridge_of, bridged, client, ready
 
 TEXT = "Hello there, how are you today?"
 SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.4)

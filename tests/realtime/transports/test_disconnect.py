@@ -12,8 +12,7 @@ import pytest
 
 from engine.api import ClonedVoice, ReferenceAudio
 from sessions.audio.wav import wav_file
-from tests.realtime.cloning import cloning_engine
-from tests.realtime.live_server import LiveServer, live_server, until
+from tests.realtime.live_server import LiveServer, cloning_engine, live_server, until
 from tests.sessions.audio.signals import tone
 
 WAV = wav_file(tone(1.5, 16_000), 16_000)

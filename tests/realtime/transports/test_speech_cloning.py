@@ -21,8 +21,7 @@ from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.engine import FakeScript
-from tests.realtime.cloning import EMBEDDING_SIZE, cloning_engine
-from tests.realtime.live_server import LiveServer, live_server, until
+from tests.realtime.live_server import EMBEDDING_SIZE, LiveServer, cloning_engine, live_server, until
 from tests.realtime.live_server import speak as speak_natively
 from tests.realtime.references.fake_network import answer, web_server
 from tests.sessions.audio.signals import recording, speech_like, tone

@@ -22,8 +22,7 @@ from sessions.audio.formats import codecs
 from sessions.audio.wav import wav_file
 from sessions.config import Encoding
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.cloning import cloning_engine
-from tests.realtime.live_server import QUICK, LiveServer, live_server, until
+from tests.realtime.live_server import QUICK, LiveServer, cloning_engine, live_server, until
 from tests.sessions.audio.signals import decode, tone
 
 TEXT = "Hello there, this is a short reply."

@@ -18,8 +18,16 @@ from sessions.audio.wav import wav_file
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest
 from tests.fakes.engine import FakeScript
-from tests.realtime.cloning import BASE_INFO, EMBEDDING_SIZE, cloning_engine
-from tests.realtime.live_server import LiveServer, hear, live_server, speak, until
+from tests.realtime.live_server import (
+    BASE_INFO,
+    EMBEDDING_SIZE,
+    LiveServer,
+    cloning_engine,
+    hear,
+    live_server,
+    speak,
+    until,
+)
 from tests.sessions.audio.signals import CONTAINERS, flac_bomb, float_wav, recording, tone
 from tests.sessions.voices.voices import voice
 
