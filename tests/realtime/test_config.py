@@ -103,10 +103,6 @@ def json_word(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def write_page_rows() -> str:
-    return "\n".join(setting_line(name, field) for name, field in settings().items())
-
-
 @pytest.mark.parametrize(
     ("setting", "value", "wanted"),
     [
