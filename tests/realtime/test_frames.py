@@ -41,7 +41,7 @@ MORE_TEXT, MORE = 0x01, 0x00
 
 lists_of_frames = st.lists(
     st.one_of(
-        st.builds(frame, st.sampled_from([TEXT, BYTES]), st.binary(max_size=300).map(lambda data: data.hex().encode())),
+        st.builds(frame, st.sampled_from([TEXT, BYTES]), st.binary(max_size=700).map(lambda data: data.hex().encode())),
         st.builds(frame, st.sampled_from([PING, PONG]), st.binary(max_size=20)),
         st.binary(max_size=90).map(lambda data: frame(MORE_TEXT, b"a" + data.hex().encode()) + frame(CONTINUED, b"b")),
     ),
