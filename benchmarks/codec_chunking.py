@@ -57,7 +57,7 @@ def measure(decoder: CodecDecoder, spoken: Sequence[Tensor], chunk_frames: int) 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description="Measure the seams of the streaming codec on speech.")
     parser.add_argument("--model", type=Path, help="checkpoint folder; default: the embedded voice")
-    parser.add_argument("--encoder", type=Path, default=Path("training/state/encoder.safetensors"))
+    parser.add_argument("--encoder", type=Path, required=True, help="weights of the encoder")
     parser.add_argument("--every", type=int, default=10, help="use every n-th sentence only")
     options = parser.parse_args(arguments)
     copies = CodecCopies(options.model, options.encoder)

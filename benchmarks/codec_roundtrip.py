@@ -15,10 +15,7 @@ from benchmarks.speech_sources import TEACHERS, Pcm, Setting, Task, TeacherSourc
 from engine.launch import EMBEDDED_VOICE
 from training.adversarial_finetune import load_finished
 from training.codec import Codec
-from training.settings import FRAME_SAMPLES, SAMPLE_RATE, Settings
-from training.spectral import to_24_khz
-
-SOURCE_FRAME_SAMPLES = FRAME_SAMPLES * 2 // 3
+from training.settings import FRAME_SAMPLES, FULL_BAND, SAMPLE_RATE
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,10 @@ class CodecCopies:
         codec = self.codec()
         pairs = zip(self.codes(codec, tasks, setting), TeacherSource()(tasks, setting), strict=True)
         with torch.inference_mode():
-            return [codec.decoder(codes)[0, : len(pcm) * 3 // 2].numpy() for codes, pcm in pairs]
+            return [codec.decoder(codes)[0, : len(pcm)].numpy() for codes, pcm in pairs]
 
     def codec(self) -> Codec:
-        codec = Codec(Settings().sizes)
+        codec = Codec(FULL_BAND.sizes)
         load_finished(codec, self.encoder, self.model or EMBEDDED_VOICE)
         return codec.eval()
 
@@ -51,4 +48,4 @@ class CodecCopies:
         """Codes [1, K, T] of each sentence, padded with silence to whole frames."""
         for pcm in TeacherSource()(tasks, setting):
             audio = torch.from_numpy(pcm.astype(np.float32) / 32_768)[None]
-            yield codec.encode(to_24_khz(F.pad(audio, (0, -audio.shape[1] % SOURCE_FRAME_SAMPLES))))
+            yield codec.encode(F.pad(audio, (0, -audio.shape[1] % FRAME_SAMPLES)))

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechEngine, SpeechRequest, TextLayout
-from training.flite import SAMPLE_RATE_HZ, synthesize
+from training import teachers
+from training.settings import SAMPLE_RATE
 
-# The flite voice that each voice learned from.
+# flite's voice that is most like each voice, for benchmarks that need flite's times.
 TEACHERS = {"clara": "slt", "edwin": "rms"}
 # Sentence ``n`` uses seed SEED + n.
 SEED = 20_000
@@ -52,13 +53,18 @@ class SpeechSource(Protocol):
 
 
 class TeacherSource:
-    rate_hz = SAMPLE_RATE_HZ
+    """The synthesizers that the embedded voice learned from."""
+
+    rate_hz = SAMPLE_RATE
+
+    def __init__(self) -> None:
+        self._teachers = teachers.TEACHERS
 
     def numbers(self, setting: Setting) -> None:
         """All indices: it synthesizes any sentence."""
 
     def __call__(self, tasks: Sequence[Task], setting: Setting) -> list[Pcm]:
-        return [synthesize(task.text, TEACHERS[setting.voice]).pcm for task in tasks]
+        return [teachers.synthesize(task.text, self._teachers[setting.voice]).pcm for task in tasks]
 
 
 def save_recordings(path: Path, rate_hz: int, recordings: dict[int, Pcm]) -> None:

@@ -2,12 +2,12 @@
 
     python -m benchmarks.voice_quality                          the embedded voice through the engine
     python -m benchmarks.voice_quality --model FOLDER           another checkpoint of the embedded kind
-    python -m benchmarks.voice_quality --encoder FILE           adds reconstructions of the teacher (training/state)
+    python -m benchmarks.voice_quality --encoder FILE           adds reconstructions of the teacher
     python -m benchmarks.voice_quality --listener FILE          adds the second recognizer (phoneme_recognizer.py)
     python -m benchmarks.voice_quality --mos                    adds DNSMOS (training/mos.py)
     python -m benchmarks.voice_quality --recordings FOLDER      existing recordings (speech_sources.py)
 
-Needs flite (Debian's libflite1) and the dependency group ``training``. The last line is JSON.
+Needs the teachers (``training/README.md``) and the dependency group ``training``. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description="Refine the decoder of a finished voice; its codes stay.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--speech", type=Path, required=True, help="folder of shards; may still grow")
-    parser.add_argument("--encoder", type=Path, default=Path("training/state/encoder.safetensors"))
+    parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--voice", type=Path, default=Path("engine/voices/embedded"))
     parser.add_argument("--minutes", type=float, default=17.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.qwen3_tts.codec_decoder import CodecDecoder
+from engine.models.qwen3_tts.codec_decoder import SourceFilterDecoder, create_codec
 from training.checkpoints import load, save, say
 from training.encoder import Encoder
 from training.flite import PHONEMES
@@ -23,7 +23,6 @@ from training.layout import codec_config
 from training.quantizer import Quantised, TrainingQuantizer, books, phone_targets
 from training.schedule import Every, until, warm_cosine
 from training.settings import LABELS_PER_FRAME, CodecTraining, Sizes
-from training.source_filter import SourceFilterDecoder
 from training.spectral import spectral_loss
 from training.speech import Speech
 
@@ -39,8 +38,7 @@ class Codec(nn.Module):
         super().__init__()
         self.max_hz = sizes.max_hz
         self.encoder = Encoder(sizes)
-        source_filter = sizes.pulse_cepstra > 0
-        self.decoder = SourceFilterDecoder(sizes) if source_filter else CodecDecoder(codec_config(sizes))
+        self.decoder = create_codec(codec_config(sizes))
         self.quantizer = TrainingQuantizer(self.decoder.quantizer, len(PHONEMES))
         self._open_branches()
 
@@ -49,6 +47,9 @@ class Codec(nn.Module):
         for name, parameter in self.decoder.named_parameters():
             if name.endswith(("gamma", "layer_scale.scale")):
                 nn.init.constant_(parameter, 0.1)
+        if isinstance(self.decoder, SourceFilterDecoder):
+            nn.init.normal_(self.decoder.controls.weight, std=0.01)
+            nn.init.zeros_(self.decoder.controls.bias)
 
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.layers.transformer import Rope
+from engine.models.qwen3_tts.codec_decoder import Controls, SourceFilterDecoder, VocoderPast, render
 from sessions.audio.resampler import Resampler
 from training import teachers
 from training.checkpoints import say
@@ -33,7 +34,6 @@ from training.pitch import track_pitch
 from training.quantizer import phone_targets
 from training.schedule import Every, until, warm_cosine
 from training.settings import FRAME_SAMPLES, LABELS_PER_FRAME, SAMPLE_RATE, CodecTraining, Settings, choose_settings
-from training.source_filter import Controls, SourceFilterDecoder, render
 from training.spectral import envelope_loss, log_mel
 from training.speech import Speech, wait_for_speech
 
@@ -136,11 +136,13 @@ class GraphedTrainer:
             found = (
                 codec.quantizer(latent, decay=0.99) if quantized else codec.quantizer.noisy(latent, cfg.latent_noise)
             )
-            controls = decoder_of(codec).read_controls(found.latent).every_hop()
+            controls = decoder_of(codec).read_controls(found.latent)
+            controls = controls.every_hop(controls.at(slice(1)))
         pitch = track_pitch(audio)
         # The teacher's pitch makes the pulses, so that the filters learn before pitch does.
-        speech = render(Controls(pitch.hz, controls.pulses, controls.noise), torch.randn_like(audio))
-        octaves = (controls.hz / pitch.hz).log2().abs()
+        given = Controls(pitch.hz[..., None], controls.pulses, controls.noise)
+        speech, _ = render(given, torch.randn_like(audio), VocoderPast.none(given), SAMPLE_RATE)
+        octaves = (controls.hz[..., 0] / pitch.hz).log2().abs()
         report = {
             "spectral": envelope_loss(speech, audio, codec.max_hz),
             "pitch": (octaves * pitch.voiced).sum() / pitch.voiced.sum().clamp_min(1),

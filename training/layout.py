@@ -12,6 +12,7 @@ from engine.models.qwen3_tts.config import (
     CodecDecoderConfig,
     ConfigSection,
     QwenTalkerConfig,
+    SourceFilterConfig,
     read_codec,
     read_talker,
 )
@@ -77,6 +78,7 @@ def codec_file(sizes: Sizes) -> dict[str, Any]:
     stack = _stack(
         sizes.decoder_transformer, sizes.decoder_intermediate, sizes.decoder_layers, heads, heads, sizes.head_dim
     )
+    source_filter = {name: getattr(sizes, name) for name in SourceFilterConfig.__slots__}
     return {
         "model_type": CODEC_MODEL_TYPE,
         "input_sample_rate": SAMPLE_RATE,
@@ -97,6 +99,7 @@ def codec_file(sizes: Sizes) -> dict[str, Any]:
             "layer_scale_initial_scale": 0.01,
             "upsample_rates": list(sizes.upsample_rates),
             "upsampling_ratios": list(sizes.upsampling_ratios),
+            **({"source_filter": source_filter} if sizes.pulse_cepstra else {}),
         },
     }
 

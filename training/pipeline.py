@@ -175,8 +175,7 @@ def run_all(run: Run) -> None:
                 stage.join()
     if codec.exitcode or talker.exitcode:
         raise RuntimeError(f"codec ended with {codec.exitcode}, talker with {talker.exitcode}")
-    if not run.settings.sizes.pulse_cepstra:  # the engine has no such decoder yet
-        export(run.out, run.tokenizer, run.out / "voice", run.settings)
+    export(run.out, run.tokenizer, run.out / "voice", run.settings)
 
 
 def _synthesis(run: Run) -> SynthesisSettings:

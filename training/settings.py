@@ -40,7 +40,7 @@ class Sizes:
     decoder_window: int = 12
     encoder_channels: int = 256
     encoder_blocks: int = 6
-    # Orders of the cepstra of ``source_filter.py``, and its blocks at 100 Hz; 0: the engine's decoder makes the wave.
+    # Of the engine's ``SourceFilterDecoder``: orders of its cepstra, and blocks at 100 Hz; 0: a ``CodecDecoder``.
     pulse_cepstra: int = 0
     noise_cepstra: int = 0
     control_blocks: int = 0
@@ -155,7 +155,7 @@ class Settings:
     seed: int = 1
 
 
-# The next voice: clara learns from a teacher with a full band; ``source_filter.py`` makes the wave.
+# The next voice: clara learns from a teacher with a full band; a vocoder makes the wave.
 FULL_BAND = Settings(
     sizes=Sizes(
         latent=256,

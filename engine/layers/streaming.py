@@ -55,21 +55,8 @@ class CausalConv1d(StatefulLayer):
         super().__init__(channels_in, (kernel - 1) * dilation)
         self.conv = nn.Conv1d(channels_in, channels_out, kernel, dilation=dilation, groups=groups, bias=bias)
 
-        self.as_product = False
-
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
-        padded = self.concat_state(x, state)
-        if self.as_product and x.shape[0] == 1:
-            return self.matmul_forward(padded, x.shape[-1])
-        return self.conv(padded)
-
-    def matmul_forward(self, padded: Tensor, length: int) -> Tensor:
-        """The same for one row as one matrix product over shifted copies of the input."""
-        weight, bias = self.conv.weight, self.conv.bias[:, None]
-        shifted = padded[0].unfold(-1, length, self.conv.dilation[0])
-        if self.conv.groups > 1:
-            return (shifted * weight[:, 0, :, None]).sum(1).add_(bias)[None]
-        return torch.addmm(bias, weight.view(weight.shape[0], -1), shifted.reshape(-1, length))[None]
+        return self.conv(self.concat_state(x, state))
 
 
 class CausalConvTranspose1d(StatefulLayer):
@@ -81,43 +68,15 @@ class CausalConvTranspose1d(StatefulLayer):
         super().__init__(channels_in, kernel // stride - 1)
         self.conv = nn.ConvTranspose1d(channels_in, channels_out, kernel, stride=stride)
         self.stride = stride
-        self.register_buffer("product_weight", None, persistent=False)
-        self.register_buffer("product_bias", None, persistent=False)
-
-    def enable_matmul(self) -> None:
-        """Weights of the single product: inputs (now, then one step earlier) to a block of ``stride`` outputs."""
-        taps = self.conv.weight.detach().unflatten(-1, (-1, self.stride)).permute(3, 1, 2, 0)
-        self.product_weight = taps.flatten(2).transpose(0, 1).flatten(0, 1).contiguous()
-        self.product_bias = self.conv.bias.detach().repeat_interleave(self.stride)[:, None]
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        if self.context == 0:  # one product: torch has no fast convolution for it on a CPU
+            blocks = (x.transpose(1, 2) @ self.conv.weight.flatten(1)).unflatten(2, (-1, self.stride))
+            return blocks.transpose(1, 2).flatten(2) + self.conv.bias[:, None]
         length = x.shape[-1]
         padded = self.concat_state(x, state)
-        if self.product_weight is not None and x.shape[0] == 1:
-            return self.matmul_forward(padded, length)
         start = self.context * self.stride
         return self.conv(padded)[..., start : start + length * self.stride]
-
-    def matmul_forward(self, padded: Tensor, length: int) -> Tensor:
-        """The same for one row as one matrix product: [stride * out, taps * in] x [taps * in, T]."""
-        inputs = torch.cat(
-            [padded[0, :, self.context - j : self.context - j + length] for j in range(self.context + 1)]
-        )
-        blocks = torch.addmm(self.product_bias, self.product_weight, inputs)
-        return blocks.view(-1, self.stride, length).transpose(1, 2).reshape(1, -1, length * self.stride)
-
-
-def enable_matmul_conv(module: nn.Module) -> None:
-    """Let every convolution below ``module`` run one row as a matrix product.
-
-    Measured on one AVX-512 thread: a dilated convolution of 48 channels over 160 positions takes 64 us as a product
-    and 137 us through torch, which has no fast path for a batch of one; from two rows on torch is faster.
-    """
-    for layer in module.modules():
-        if isinstance(layer, CausalConv1d):
-            layer.as_product = True
-        elif isinstance(layer, CausalConvTranspose1d):
-            layer.enable_matmul()
 
 
 class Snake(nn.Module):

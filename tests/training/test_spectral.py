@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
+from engine.models.qwen3_tts.codec_decoder import pulse_train
 from training.pitch import track_pitch
-from training.settings import choose_settings
-from training.source_filter import SourceFilterDecoder, pulse_train
 from training.spectral import envelope_loss, log_mel, mel_filters, spectral_loss, to_24_khz
 
 
@@ -37,6 +36,10 @@ def test_a_mel_frame_is_centred_on_its_hop() -> None:
     assert int(log_mel(audio).mean(1).argmax()) == 7
 
 
+def pulses_of(hz: torch.Tensor) -> torch.Tensor:
+    return pulse_train(hz, hz[:, :1], torch.zeros(len(hz), 1), 24_000)[0]
+
+
 def test_loss_is_zero_only_for_equal_spectra() -> None:
     speech = torch.randn(2, 4_800, generator=torch.Generator().manual_seed(2)) / 10
     assert spectral_loss(speech, speech) == 0
@@ -44,34 +47,16 @@ def test_loss_is_zero_only_for_equal_spectra() -> None:
 
 
 def test_envelope_loss_ignores_where_pulses_are() -> None:
-    speech = pulse_train(torch.full((1, 200), 150.0)) / 10
+    speech = pulses_of(torch.full((1, 200), 150.0)) / 10
     moved = speech.roll(37, 1)
     assert envelope_loss(moved, speech, 12_000.0) < 0.25 * envelope_loss(speech * 0.5, speech, 12_000.0)
 
 
 def test_pulses_have_unit_power_and_their_pitch_is_found() -> None:
     hz = torch.linspace(90.0, 240.0, 400)[None]
-    pulses = pulse_train(hz)
+    pulses = pulses_of(hz)
     assert abs(float(pulses.square().mean()) - 1) < 0.02
     pitch = track_pitch(pulses / 10)
     assert ((pitch.hz / hz).log2().abs() < 0.02)[:, 10:-10].all()
     assert pitch.voiced[:, 10:-10].all()
     assert not track_pitch(torch.zeros(1, 4_800)).voiced.any()
-
-
-def test_source_filter_speech_needs_no_later_code_and_streams() -> None:
-    torch.manual_seed(3)
-    sizes = choose_settings(toy=True, full_band=True).sizes
-    decoder = SourceFilterDecoder(sizes).eval()
-    torch.nn.init.normal_(decoder.controls.weight, std=0.1)
-    latent = torch.randn(1, sizes.codebook_dim, 6)
-    other = torch.cat((latent[..., :4], -latent[..., 4:]), 2)
-    with torch.inference_mode():
-        first, second = decoder.decode_latent(latent), decoder.decode_latent(other)
-    torch.testing.assert_close(first[:, : 4 * 1920], second[:, : 4 * 1920], atol=1e-5, rtol=0)
-    assert (first - second).abs().max() > 1e-3
-    for frames in (1, 2):
-        memory = decoder.new_memory(1)
-        with torch.inference_mode():
-            pieces = [decoder.decode_latent(piece, memory) for piece in latent.split(frames, 2)]
-        torch.testing.assert_close(torch.cat(pieces, 1), first, atol=1e-3, rtol=0)

@@ -12,7 +12,7 @@ from benchmarks.speech_sources import Recordings, Setting, Task, TeacherSource, 
 from benchmarks.voice_metrics import Recognizers, Row, bandwidth_gate, gates_of, read_tasks
 from benchmarks.voice_quality import Table
 from engine.api import FinishReason, RequestFinished, SpeechChunk, SpeechRequest
-from training import flite
+from training import flite, teachers
 from training.held_out import read_sentences
 
 TEACHER = Row(
@@ -126,7 +126,10 @@ class OneSentence(TeacherSource):
 
 
 @pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
-def test_a_table_of_the_teacher_and_a_bad_copy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_the_teacher_and_a_bad_copy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teachers, "TEACHERS", speech_sources.TEACHERS)
     tasks = [Task(number, read_sentences()[number]) for number in (3, 40)]
     table = Table(tasks, Recognizers(stock=False), jobs=1)
     table.run([("codec", TwiceSaid(), Setting("clara")), ("model", OneSentence(), Setting("edwin", "full", 12))])

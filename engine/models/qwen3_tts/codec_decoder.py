@@ -1,20 +1,20 @@
 """Codes to PCM: the causal decoder of the 12 Hz speech tokenizer (specs/qwen3-tts.md 5.1 to 5.4).
 
 No look-ahead and nothing to flush: the 1,920 samples of a frame are final as soon as its codes are known.
-Streaming carries ``CodecState``; ``state=None`` decodes whole sequences from their beginning.
+Streaming carries ``CodecState``; ``state=None`` decodes whole sequences from their beginning. The embedded voice has
+``SourceFilterDecoder``, whose last part is a vocoder: pulses and noise, each through a minimum-phase filter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.cpu import ChannelsLastSnake, PackedConvolution, PackedUpsampling, can_pack_convolutions
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake, StatefulLayer, assign_state
 from engine.layers.transformer import CausalContext, Transformer, attention
 from engine.models.qwen3_tts.config import CodecDecoderConfig
@@ -215,8 +215,8 @@ class UpsampleStage(nn.ModuleList):
         return self[1](self[0](x, state), state)
 
 
-class CodecDecoder(nn.Module):
-    """Everything under ``decoder.`` in the released speech_tokenizer file, by the released names."""
+class CodecFront(nn.Module):
+    """Codebooks, transformer and upsampling, which all decoders have; a subclass makes PCM of it."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
@@ -225,17 +225,7 @@ class CodecDecoder(nn.Module):
         self.pre_conv = CausalConv1d(config.codebook_dim, config.latent_dim, 3)
         self.pre_transformer = PreTransformer(config)
         self.upsample = nn.ModuleList(UpsampleStage(config.latent_dim, rate) for rate in config.upsampling_ratios)
-        widths = [config.decoder_dim >> i for i in range(len(config.upsample_rates) + 1)]
-        self.decoder = nn.ModuleList(
-            [
-                CausalConv1d(config.latent_dim, config.decoder_dim, 7),
-                *(WaveBlock(width, rate) for width, rate in zip(widths, config.upsample_rates, strict=False)),
-                Snake(widths[-1]),
-                CausalConv1d(widths[-1], 1, 7),
-            ]
-        )
-        self.num_state_values = assign_state(self)
-        self.packed: CpuCodecDecoder | None = None
+        self.num_state_values = 0
 
     @property
     def frame_samples(self) -> int:
@@ -249,11 +239,6 @@ class CodecDecoder(nn.Module):
             if isinstance(module, Snake):
                 module.fuse()
 
-    def pack(self) -> None:
-        """Stream through channels-last layers from now on; without effect where packing is not to be had."""
-        if can_pack_convolutions() and self.pre_conv.conv.weight.dtype == torch.float32:
-            self.packed = CpuCodecDecoder(self)
-
     def new_state(self, num_rows: int) -> CodecState:
         like = self.pre_conv.conv.weight
         return CodecState(
@@ -265,10 +250,8 @@ class CodecDecoder(nn.Module):
         """codes [B, K, T] -> latent [B, codebook_dim, T]."""
         return self.quantizer(codes)
 
-    def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
-        """latent [B, codebook_dim, T] -> PCM [B, T * frame_samples] in [-1, 1]."""
-        if self.packed is not None and state is not None:
-            return self.packed(latent.transpose(1, 2), state)
+    def upsampled(self, latent: Tensor, state: CodecState | None) -> Tensor:
+        """latent [B, codebook_dim, T] -> [B, latent_dim, positions]; ``state`` moves on."""
         values = None if state is None else state.values
         x = self.pre_conv(latent, values).transpose(1, 2)
         x = self.pre_transformer.decode(x, state).transpose(1, 2)
@@ -276,71 +259,191 @@ class CodecDecoder(nn.Module):
             state.num_frames += latent.shape[-1]
         for stage in self.upsample:
             x = stage(x, values)
-        head, *blocks, snake, tail = self.decoder
-        x = head(x, values)
-        for block in blocks:
-            x = block(x, values)
-        return tail(snake(x), values)[:, 0].clamp(-1.0, 1.0)
+        return x
+
+    def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
+        """latent [B, codebook_dim, T] -> PCM [B, T * frame_samples] in [-1, 1]."""
+        raise NotImplementedError
 
     def forward(self, codes: Tensor, state: CodecState | None = None) -> Tensor:
         """codes [B, K, T] -> PCM [B, T * frame_samples]."""
         return self.decode_latent(self.dequantize(codes), state)
 
 
-# (x [B, T, C], state [B, F]) -> the same one layer further on.
-Step = Callable[[Tensor, Tensor], Tensor]
+class CodecDecoder(CodecFront):
+    """Everything under ``decoder.`` in the released speech_tokenizer file, by the released names."""
+
+    def __init__(self, config: CodecDecoderConfig) -> None:
+        super().__init__(config)
+        widths = [config.decoder_dim >> i for i in range(len(config.upsample_rates) + 1)]
+        self.decoder = nn.ModuleList(
+            [
+                CausalConv1d(config.latent_dim, config.decoder_dim, 7),
+                *(WaveBlock(width, rate) for width, rate in zip(widths, config.upsample_rates, strict=False)),
+                Snake(widths[-1]),
+                CausalConv1d(widths[-1], 1, 7),
+            ]
+        )
+        self.num_state_values = assign_state(self)
+
+    def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
+        values = None if state is None else state.values
+        x = self.upsampled(latent, state)
+        for layer in self.decoder:
+            x = layer(x) if isinstance(layer, Snake) else layer(x, values)
+        return x[:, 0].clamp(-1.0, 1.0)
 
 
-class CpuCodecDecoder:
-    """latent [B, T, codebook_dim] -> PCM [B, T * frame_samples]; ``state`` moves on."""
-
-    def __init__(self, codec: CodecDecoder) -> None:
-        head, *blocks, snake, tail = codec.decoder
-        self.transformer = codec.pre_transformer
-        self.pre_conv = PackedConvolution(codec.pre_conv)
-        self.steps: list[Step] = [
-            *(step for stage in codec.upsample for step in upsample(stage)),
-            PackedConvolution(head),
-            *(step for block in blocks for step in wave_block(block)),
-            stateless(snake),
-            PackedConvolution(tail),
-        ]
-
-    def __call__(self, x: Tensor, state: CodecState) -> Tensor:
-        length = x.shape[1]
-        x = self.transformer.decode(self.pre_conv(x, state.values), state)
-        state.num_frames += length
-        with np.errstate(invalid="ignore"):  # what is not finite is found in the end, row by row
-            for step in self.steps:
-                x = step(x, state.values)
-        return x[..., 0].clamp_(-1.0, 1.0)
+# Samples between two filters of the vocoder, and of a filtered hop: filters that ring longer alias.
+HOP, FFT = 120, 1024
+TAIL = FFT - HOP
+MIDDLE_HZ, MAX_OCTAVES = 140.0, 1.4
+# Log gains that are no weights: with equal ones, noise would take the place of low pulses in training.
+PULSE_GAIN, NOISE_GAIN = -2.0, -7.0
+# After so many frames, noise repeats.
+NOISE_FRAMES = 64
 
 
-def upsample(stage: UpsampleStage) -> list[Step]:
-    return [PackedUpsampling(stage[0]), convnext(stage[1])]
+@dataclass
+class Controls:
+    """Pitch [B, T, 1] in Hz and the cepstra [B, T, order] of both filters."""
+
+    hz: Tensor
+    pulses: Tensor
+    noise: Tensor
+
+    def every_hop(self, before: Controls) -> Controls:
+        """Insert the mean of each two; ``before`` is the control before the first."""
+        return Controls(*(halve_steps(getattr(before, f.name), getattr(self, f.name)) for f in fields(self)))
+
+    def at(self, place: slice) -> Controls:
+        return Controls(self.hz[:, place], self.pulses[:, place], self.noise[:, place])
 
 
-def convnext(block: ConvNeXtBlock) -> Step:
-    depthwise, gamma = PackedConvolution(block.dwconv), block.gamma.detach()
-
-    def step(x: Tensor, state: Tensor) -> Tensor:
-        y = block.pwconv2(F.gelu(block.pwconv1(block.norm(depthwise(x, state)))))
-        return torch.addcmul(x, y, gamma)
-
-    return step
+def halve_steps(first: Tensor, x: Tensor) -> Tensor:
+    before = torch.cat((first, x[:, :-1]), 1)
+    return torch.stack(((before + x) / 2, x), 2).flatten(1, 2)
 
 
-def wave_block(layer: WaveBlock) -> list[Step]:
-    snake, upsampling, *units = layer.block
-    return [stateless(snake), PackedUpsampling(upsampling), *(residual_unit(unit) for unit in units)]
+@dataclass
+class VocoderPast:
+    """The end of what was rendered: its last control, the phase of the pulses [B, 1] in cycles, and the filters' tail
+    [B, TAIL]. ``begun`` [B, 1] is 0 for rows of which nothing was rendered.
+    """
+
+    control: Controls
+    cycles: Tensor
+    tail: Tensor
+    begun: Tensor
+
+    @classmethod
+    def none(cls, controls: Controls) -> VocoderPast:
+        zero = torch.zeros_like(controls.hz[:, 0])
+        return cls(controls.at(slice(1)), zero, zero.new_zeros(len(zero), TAIL), zero)
 
 
-def stateless(layer: Snake) -> Step:
-    snake = ChannelsLastSnake(layer)
-    return lambda x, _: snake(x)
+def pulse_train(hz: Tensor, first: Tensor, cycles: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
+    """Band-limited pulses of unit power [B, T * HOP] at a pitch [B, T] per hop, after ``first`` [B, 1] and ``cycles``.
+
+    They are the sum of all harmonics; the phase at their end comes with them.
+    """
+    ramp = torch.arange(1, HOP + 1, device=hz.device) / HOP
+    pitch = torch.lerp(torch.cat((first, hz[:, :-1]), 1)[..., None], hz[..., None], ramp).flatten(1)
+    turned = (pitch / sample_rate).double().cumsum(1) + cycles
+    half_turn = math.pi * (turned - turned.round()).float()
+    harmonics = (sample_rate / 2 / pitch).floor()
+    sine = half_turn.sin()
+    at_pulse = sine.abs() < 1e-4
+    ratio = ((2 * harmonics + 1) * half_turn).sin() / sine.masked_fill(at_pulse, 1.0)
+    pulses = (ratio.where(~at_pulse, 2 * harmonics + 1) - 1) * (2 * harmonics).rsqrt()
+    return pulses, turned[:, -1:].frac().to(cycles.dtype)
 
 
-def residual_unit(unit: ResidualUnit) -> Step:
-    first, wide = ChannelsLastSnake(unit.act1), PackedConvolution(unit.conv1)
-    second, narrow = ChannelsLastSnake(unit.act2), PackedConvolution(unit.conv2)
-    return lambda x, state: narrow(second(wide(first(x), state)), state, residual=x)
+def filtered(source: Tensor, cepstra: Tensor, before: Tensor, begun: Tensor) -> Tensor:
+    """Spectra [B, T, FFT // 2 + 1] of each hop of ``source``, which its own filter fades in and the last one out."""
+    rise, fall = torch.hann_window(2 * HOP, device=source.device).split(HOP)
+    hops = source.unflatten(1, (-1, HOP))
+    fading = torch.cat((hops[:, :1] * begun[..., None], hops[:, 1:]), 1) * fall
+    logs = torch.fft.rfft(torch.cat((before, cepstra), 1), FFT)
+    filters = torch.polar(logs.real.exp(), logs.imag)  # takes less time than the exponential of complex numbers
+    return torch.fft.rfft(hops * rise, FFT) * filters[:, 1:] + torch.fft.rfft(fading, FFT) * filters[:, :-1]
+
+
+def render(controls: Controls, noise: Tensor, past: VocoderPast, sample_rate: int) -> tuple[Tensor, VocoderPast]:
+    """Controls of T hops and white noise [B, T * HOP] to speech [B, T * HOP], and what the next hops need of it."""
+    before, length = past.control, noise.shape[1]
+    source, cycles = pulse_train(controls.hz[..., 0], before.hz[..., 0], past.cycles, sample_rate)
+    spectra = filtered(source, controls.pulses, before.pulses, past.begun)
+    spectra = spectra + filtered(noise, controls.noise, before.noise, past.begun)
+    pieces = torch.fft.irfft(spectra, FFT).transpose(1, 2)
+    joined = F.fold(pieces, (1, length + TAIL), (1, FFT), stride=(1, HOP))[:, 0, 0]
+    joined = joined + F.pad(past.tail, (0, length))
+    end = VocoderPast(controls.at(slice(-1, None)), cycles, joined[:, length:], torch.ones_like(past.begun))
+    return joined[:, :length].clamp(-1.0, 1.0), end
+
+
+class SourceFilterDecoder(CodecFront):
+    """Ends in pitch and cepstra every 10 ms, of which a vocoder makes PCM. It computes in fp32 everywhere."""
+
+    def __init__(self, config: CodecDecoderConfig) -> None:
+        super().__init__(config)
+        assert config.source_filter is not None
+        sizes = config.source_filter
+        self.blocks = nn.ModuleList(ConvNeXtBlock(config.latent_dim) for _ in range(sizes.control_blocks))
+        self.norm = nn.LayerNorm(config.latent_dim)
+        self.orders = (1, sizes.pulse_cepstra, sizes.noise_cepstra)
+        self.controls = nn.Linear(config.latent_dim, sum(self.orders))
+        # A flat ``VocoderPast``, without what the number of frames says.
+        self.past = StatefulLayer(sum(self.orders) + 1 + TAIL, 1)
+        noise = np.random.default_rng(0).standard_normal((NOISE_FRAMES, config.frame_samples), np.float32)
+        self.register_buffer("noise", torch.from_numpy(noise), persistent=False)
+        self.num_state_values = assign_state(self)
+
+    def read_controls(self, latent: Tensor, state: CodecState | None = None) -> Controls:
+        """latent [B, codebook_dim, T] -> controls every 10 ms."""
+        x = self.upsampled(latent, state)
+        for block in self.blocks:
+            x = block(x, None if state is None else state.values)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.to_controls(self.controls(self.norm(x.transpose(1, 2).float())))
+
+    def to_controls(self, raw: Tensor) -> Controls:
+        octaves, pulses, noise = raw.split(self.orders, 2)
+        hz = MIDDLE_HZ * octaves.clamp(-MAX_OCTAVES, MAX_OCTAVES).exp2()
+        return Controls(hz, to_cepstrum(pulses, PULSE_GAIN), to_cepstrum(noise, NOISE_GAIN))
+
+    def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
+        """Decode; noise depends on the number of a row's frame alone."""
+        first = latent.new_zeros(len(latent), dtype=torch.long) if state is None else state.num_frames.clone()
+        controls = self.read_controls(latent, state)
+        past = VocoderPast.none(controls)
+        own = None
+        if state is not None:
+            own = state.values[:, self.past.offset : self.past.offset + self.past.num_state_values]
+            past = self.read_past(own, first, past.control)
+        frames = (first[:, None] + torch.arange(latent.shape[2], device=latent.device)) % NOISE_FRAMES
+        noise = self.noise[frames].flatten(1)
+        speech, end = render(controls.every_hop(past.control), noise, past, self.config.sample_rate)
+        if own is not None:
+            control = (part[:, 0] for part in vars(end.control).values())
+            own.copy_(torch.cat((*control, end.cycles, end.tail), 1))
+        return speech
+
+    def read_past(self, own: Tensor, num_frames: Tensor, start: Controls) -> VocoderPast:
+        """The flat past of rows that have decoded ``num_frames``; those with none begin at the control ``start``."""
+        begun = (num_frames > 0)[:, None]
+        *kept, cycles, tail = own.split((*self.orders, 1, TAIL), 1)
+        control = (
+            torch.where(begun[..., None], k[:, None], s) for k, s in zip(kept, vars(start).values(), strict=True)
+        )
+        return VocoderPast(Controls(*control), cycles, tail, begun.float())
+
+
+def to_cepstrum(raw: Tensor, gain: float) -> Tensor:
+    """High quefrencies are small; so are the steps of their weights."""
+    scale = torch.arange(1, raw.shape[2] + 1, device=raw.device).rsqrt()
+    return raw * scale + F.pad(raw.new_full((1,), gain), (0, raw.shape[2] - 1))
+
+
+def create_codec(config: CodecDecoderConfig) -> CodecFront:
+    return CodecDecoder(config) if config.source_filter is None else SourceFilterDecoder(config)

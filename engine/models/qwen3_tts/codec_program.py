@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.streaming import CausalConv1d, CausalConvTranspose1d, Snake
+from engine.models.qwen3_tts.codec_decoder import CodecState
 from engine.ops.params import (
     ConvParams,
     ConvStateSpec,
@@ -28,7 +29,7 @@ from engine.ops.reference_ops import ReferenceOps
 from engine.ops.stack import StackLayer, rope_tables, run_layers
 
 if TYPE_CHECKING:
-    from engine.models.qwen3_tts.codec_decoder import CodecDecoder, ConvNeXtBlock
+    from engine.models.qwen3_tts.codec_decoder import CodecDecoder, CodecFront, ConvNeXtBlock
 
 CALL_FRAMES = (1, 2, 4, 8)
 
@@ -281,6 +282,39 @@ class CodecProgram:
                 pad, after = after, next(pads)
                 ops.residual_unit(pad.buffer, unit, x, after.fresh, waves)
         return after
+
+
+class ModuleProgram:
+    """A decoder's own modules over static buffers, for decoders that ``CodecProgram`` does not have."""
+
+    def __init__(self, codec: CodecFront, ring: Tensor, num_slots: int, max_rows: int) -> None:
+        self.codec, self.ring, self.max_rows = codec, ring, max_rows
+        self.device = codec.pre_conv.conv.weight.device
+        self.frame_samples: int = codec.frame_samples
+        self.state = codec.new_state(num_slots + 1).values
+        # Of the transformer, whose past is in ``state``, too: the same memory.
+        self.past = self.state[None]
+        self.slots, self.sources, self.starts = (
+            torch.zeros(max_rows, dtype=torch.int64, device=self.device) for _ in range(3)
+        )
+        self.first = torch.zeros(max_rows, dtype=torch.int32, device=self.device)
+        samples = max(self.rows_of(n) * n for n in CALL_FRAMES) * self.frame_samples
+        self.pcm = torch.zeros(samples, dtype=torch.float32, device=self.device)
+        self.finite = torch.zeros(max_rows, dtype=torch.bool, device=self.device)
+
+    def rows_of(self, num_frames: int) -> int:
+        return max(1, self.max_rows // num_frames)
+
+    def run(self, num_rows: int, num_frames: int) -> None:
+        """As ``CodecProgram.run``."""
+        slots, first = self.slots[:num_rows], self.first[:num_rows]
+        places = (self.starts[:num_rows, None] + torch.arange(num_frames, device=self.device)) % self.ring.shape[1]
+        codes = self.ring[self.sources[:num_rows, None], places].transpose(1, 2)
+        values = self.state[slots].masked_fill((first == 0)[:, None], 0)
+        pcm = self.codec(codes, CodecState(values, first.long()))
+        self.state[slots] = values
+        self.pcm[: pcm.numel()].view_as(pcm).copy_(pcm)
+        self.finite[:num_rows] = torch.isfinite(pcm).all(-1)
 
 
 def grouped(x: Tensor, length: int) -> Tensor:

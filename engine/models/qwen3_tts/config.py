@@ -89,6 +89,15 @@ class QwenTalkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFilterConfig:
+    """Sizes of a decoder that ends in a vocoder; no released checkpoint has one."""
+
+    pulse_cepstra: int
+    noise_cepstra: int
+    control_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class CodecDecoderConfig:
     transformer: TransformerConfig
     codebook_size: int
@@ -100,6 +109,7 @@ class CodecDecoderConfig:
     upsample_rates: tuple[int, ...]
     upsampling_ratios: tuple[int, ...]
     sample_rate: int
+    source_filter: SourceFilterConfig | None = None
 
     @property
     def frame_samples(self) -> int:
@@ -270,6 +280,13 @@ def _decoder_section(file: ConfigSection) -> ConfigSection:
     return ConfigSection({**derived, **given.values}, given.where)
 
 
+def _read_source_filter(section: ConfigSection) -> SourceFilterConfig | None:
+    if "source_filter" not in section.values:
+        return None
+    given = section.section("source_filter")
+    return SourceFilterConfig(*(given.count(name) for name in SourceFilterConfig.__slots__))
+
+
 def read_codec(file: ConfigSection) -> CodecDecoderConfig:
     section = _decoder_section(file)
     config = CodecDecoderConfig(
@@ -283,6 +300,7 @@ def read_codec(file: ConfigSection) -> CodecDecoderConfig:
         upsample_rates=section.positives("upsample_rates"),
         upsampling_ratios=section.positives("upsampling_ratios"),
         sample_rate=file.positive("output_sample_rate"),
+        source_filter=_read_source_filter(section),
     )
     declared = file.positive("decode_upsample_rate")
     if config.frame_samples != declared:

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from engine.api import CheckpointReport
 from engine.config import EngineConfig
 from engine.layers.cpu import pack_linears
-from engine.layers.streaming import enable_matmul_conv
 from engine.models.base import Codec, Family, FrameContext
-from engine.models.qwen3_tts.codec_decoder import CodecDecoder
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder, CodecFront, create_codec
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
-from engine.models.qwen3_tts.codec_program import CodecProgram
+from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.frame_program import RING_FRAMES, FrameInputs
 from engine.models.qwen3_tts.load_weights import UNUSED_IN_ENCODER, load_codec, load_encoders
@@ -58,7 +57,7 @@ def parts(config: Qwen3TTSConfig) -> list[CheckpointPart]:
     with torch.device("meta"):
         found = [
             CheckpointPart("talker", Talker(config.talker), "", "talker."),
-            CheckpointPart("codec decoder", CodecDecoder(config.codec), "speech_tokenizer", "decoder."),
+            CheckpointPart("codec decoder", create_codec(config.codec), "speech_tokenizer", "decoder."),
         ]
         if config.encoders is not None:
             speaker, codec = SpeakerEncoder(config.encoders.speaker), CodecEncoder(config.encoders.codec)
@@ -74,8 +73,10 @@ def new_ring(model: Qwen3TTS, config: EngineConfig, device: torch.device) -> Ten
     return torch.zeros(sizes, dtype=torch.int64, device=device)
 
 
-def make_codec_program(codec: CodecDecoder, config: EngineConfig, ring: Tensor) -> CodecProgram:
+def make_codec_program(codec: CodecFront, config: EngineConfig, ring: Tensor) -> CodecProgram | ModuleProgram:
     slots = config.max_running_requests
+    if not isinstance(codec, CodecDecoder):
+        return ModuleProgram(codec, ring, slots, slots)
     num_reference = math.ceil(config.max_reference_s * codec.config.sample_rate / codec.config.frame_samples)
     ops = select_ops(config, codec.pre_conv.conv.weight.device)
     return CodecProgram(codec, ops, ring, slots, slots, config.max_frames + num_reference)
@@ -97,11 +98,6 @@ def make_frames(model: Qwen3TTS, context: FrameContext) -> FrameInputs:
     )
 
 
-# Packed convolutions stand beside the plain ones. A released codec of 450 MB, which no CPU decodes in real time anyhow,
-# is held once.
-MAX_TWICE_HELD_BYTES = 64 * 2**20
-
-
 def load_family(
     folder: Path,
     config: EngineConfig,
@@ -117,9 +113,6 @@ def load_family(
     codec = load_codec(folder, model.config, codec_dtype, decode_device or device)
     if device.type == "cpu" and config.cpu_optimizations and not config.graphs:
         pack_linears(codec)
-        if weight_bytes(codec) <= MAX_TWICE_HELD_BYTES:
-            enable_matmul_conv(codec)
-            codec.pack()
         pack_linears(model.talker)
         model.talker.code_predictor.build_lookup()
     encode_voice = None
@@ -128,12 +121,8 @@ def load_family(
     return build_family(model, codec)._replace(encode_voice=encode_voice)
 
 
-def build_family(model: Qwen3TTS, codec: CodecDecoder) -> Family:
+def build_family(model: Qwen3TTS, codec: CodecFront) -> Family:
     parts = Codec(
         codec, codec.pre_conv.conv.weight.device, partial(new_ring, model), partial(make_codec_program, codec)
     )
     return Family(model, model.config.codec, partial(make_frames, model), codec=parts)
-
-
-def weight_bytes(module: torch.nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from engine.layers.transformer import Rope
-from engine.models.qwen3_tts.codec_decoder import CodecDecoder
+from engine.models.qwen3_tts.codec_decoder import CodecFront, SourceFilterDecoder, create_codec
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs
@@ -47,10 +47,10 @@ def load_encoders(folder: Path, config: EncoderConfigs, device: torch.device) ->
     return QwenVoiceEncoder(speaker, codec, device)
 
 
-def load_codec(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.device) -> CodecDecoder:
+def load_codec(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.device) -> CodecFront:
     with config_errors_of(folder), uninitialized():
-        codec = CodecDecoder(config.codec)
+        codec = create_codec(config.codec)
     load_weights(codec, folder / "speech_tokenizer", "decoder.", torch.float32, device)
     _restore_buffers(codec, device)
     codec.eval().requires_grad_(False).fuse()
-    return codec.to(dtype)
+    return codec.to(device, torch.float32 if isinstance(codec, SourceFilterDecoder) else dtype)

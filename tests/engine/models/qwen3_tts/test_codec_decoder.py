@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.config import EngineConfig
+from engine.launch import EMBEDDED_VOICE
 from engine.layers.cpu import pack_linears
-from engine.layers.streaming import enable_matmul_conv
-from engine.models.qwen3_tts.codec_decoder import CodecDecoder
-from engine.models.qwen3_tts.codec_program import CodecProgram
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder, SourceFilterDecoder
+from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
+from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load import load_family
+from engine.models.qwen3_tts.load_weights import load_codec
 from tests.engine.splits import cuts_of
 from tests.fakes.checkpoints import TINY
 
@@ -32,17 +34,13 @@ def some_codes(num_rows: int, length: int = LENGTH, seed: int = 0) -> Tensor:
     return torch.randint(0, TINY["codes"], (num_rows, TINY["books"], length), generator=generator)
 
 
-@pytest.fixture(params=["plain", "fused", "fused, with products and packed", "fused, packed and channels last"])
+@pytest.fixture(params=["plain", "fused", "fused and packed"])
 def codec(request: pytest.FixtureRequest, plain_codec: CodecDecoder) -> CodecDecoder:
     codec = deepcopy(plain_codec)
     if request.param != "plain":
         codec.fuse()
     if "packed" in request.param:
-        enable_matmul_conv(codec)
         pack_linears(codec)
-    if "channels last" in request.param:
-        codec.pack()
-        assert codec.packed is not None
     return codec
 
 
@@ -149,3 +147,88 @@ def test_a_stream_of_any_length_goes_on_alike(tiny_folder: Path) -> None:
     program = program_of(tiny_folder)
     early, late = speak(program, 1_000, 30), speak(program, 8_180, 30)
     assert (early - late).abs().max() < 1e-5
+
+
+# -- the decoder of the embedded voice ---------------------------------------------------------------------------
+
+# The phase of its pulses is the sum of all pitches before, and so of the rounding of each.
+PHASE_TOLERANCE = 0.02
+
+
+@pytest.fixture(scope="module", params=["plain", "packed"])
+def vocoder(request: pytest.FixtureRequest) -> SourceFilterDecoder:
+    codec = load_codec(EMBEDDED_VOICE, read_config(EMBEDDED_VOICE), torch.bfloat16, CPU)
+    assert isinstance(codec, SourceFilterDecoder)
+    if request.param == "packed":
+        pack_linears(codec)
+    return codec
+
+
+def vocoder_codes(num_rows: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 512, (num_rows, 8, LENGTH), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def in_pieces(codec: SourceFilterDecoder, codes: Tensor, pieces: list[int]) -> Tensor:
+    state = codec.new_state(len(codes))
+    return torch.cat([codec(piece, state) for piece in codes.split(pieces, dim=-1)], dim=-1)
+
+
+@given(pieces=cuts_of(LENGTH), num_rows=st.sampled_from([1, 3]))
+@shared
+def test_vocoder_speech_is_the_same_in_any_chunks(
+    vocoder: SourceFilterDecoder, pieces: list[int], num_rows: int
+) -> None:
+    codes = vocoder_codes(num_rows)
+    with torch.inference_mode():
+        whole = vocoder(codes)
+    assert 0.02 < whole.std() < 0.5
+    torch.testing.assert_close(in_pieces(vocoder, codes, pieces), whole, atol=PHASE_TOLERANCE, rtol=0)
+
+
+def test_vocoder_rows_of_other_ages_do_not_change_each_other(vocoder: SourceFilterDecoder) -> None:
+    """One row joins when the other is 17 frames old; a third is not finite."""
+    codes = vocoder_codes(2)
+    state = vocoder.new_state(3)
+    state.values[2] = float("nan")
+    old = type(state)(state.values[:1], state.num_frames[:1])
+    with torch.inference_mode():
+        first = vocoder(codes[:1, :, :17], old)
+        rows = vocoder(torch.cat((codes[:1, :, 17:25], codes[1:, :, :8], codes[:1, :, :8])), state)
+    alone = [in_pieces(vocoder, codes[row : row + 1, :, :length], [length])[0] for row, length in ((0, 25), (1, 8))]
+    torch.testing.assert_close(torch.cat((first[0], rows[0])), alone[0], atol=PHASE_TOLERANCE, rtol=0)
+    torch.testing.assert_close(rows[1], alone[1], atol=PHASE_TOLERANCE, rtol=0)
+
+
+def test_vocoder_speech_begins_at_silence_whatever_its_first_codes(vocoder: SourceFilterDecoder) -> None:
+    """The first hop is faded in: no code makes a tick."""
+    whole = in_pieces(vocoder, vocoder_codes(32), [1, LENGTH - 1]).abs()
+    assert (whole[:, 0] < 1e-3 * whole.amax(1)).all()
+
+
+def test_vocoder_needs_no_later_code(vocoder: SourceFilterDecoder) -> None:
+    codes = vocoder_codes(1)
+    changed = torch.cat((codes[..., :9], vocoder_codes(1, seed=1)[..., 9:]), dim=-1)
+    before, after = (in_pieces(vocoder, some, [LENGTH]).split(9 * 1920, 1) for some in (codes, changed))
+    torch.testing.assert_close(before[0], after[0], atol=PHASE_TOLERANCE, rtol=0)
+    assert (before[1] - after[1]).abs().max() > 0.05
+
+
+def test_vocoder_program_makes_the_speech_of_its_modules() -> None:
+    """Two slots of other ages over static buffers; a slot that begins anew has no past."""
+    config = EngineConfig(graphs=True, max_running_requests=2, max_batch_size=2, max_frames=90, num_blocks=4)
+    family = load_family(EMBEDDED_VOICE, config, CPU, torch.float32).codec
+    assert family is not None
+    codes = vocoder_codes(2)
+    with torch.inference_mode():
+        program = family.make_program(config, family.new_ring(config, CPU))
+        assert isinstance(program, ModuleProgram)
+        for slot, rows, starts in ((2, codes[1:], [0]), (1, codes[:1], [0]), (2, codes[1:], [2, 0])):
+            for start in starts:
+                program.ring[slot, :8] = rows[0, :, start : start + 8].t()
+                program.slots[0] = program.sources[0] = slot
+                program.starts[0], program.first[0] = 0, 0 if start == 0 else 1
+                program.run(1, 8)
+                assert program.finite[0]
+        whole = family.module(codes[1:, :, :8])
+    torch.testing.assert_close(program.pcm[: 8 * 1920], whole[0], atol=PHASE_TOLERANCE, rtol=0)
