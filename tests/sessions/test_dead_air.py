@@ -226,7 +226,7 @@ class SteppedEngine(EngineLoop):
         self.info, self.streams, self.wake = voice.info, StreamTable(self.send), WakeEvent()
         super().__init__(voice.make_engine, self.streams.dispatch, lambda error: None)
         self.engine = voice.make_engine()
-        self.engine.clock = now_s
+        self.engine.requests.clock = now_s
 
     def send(self, command: Command) -> None:
         super().send(command)
