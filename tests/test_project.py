@@ -264,10 +264,10 @@ class Size(NamedTuple):
 
 # Ceilings, which may only fall: a change that makes a folder smaller lowers its row.
 MAX_SIZES = {
-    "engine": Size(17_520, 100, 0),
+    "engine": Size(17_470, 100, 0),
     "sessions": Size(8_955, 86, 0),
-    "realtime": Size(20_550, 130, 0),
-    "tests": Size(49_665, 289, 7),
+    "realtime": Size(20_380, 124, 0),
+    "tests": Size(49_655, 285, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
