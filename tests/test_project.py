@@ -262,7 +262,7 @@ class Size(NamedTuple):
     num_shared_names: int
 
 
-# Ceilings, which may only fall: a change that makes a folder smaller lowers its row.
+# Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
     "engine": Size(17_470, 100, 0),
     "sessions": Size(8_955, 86, 0),

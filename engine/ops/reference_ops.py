@@ -181,7 +181,7 @@ class ReferenceOps:
     def sample(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
         """logits [N, V], bans already -inf -> ids [N]: temperature, top-k, top-p, then argmax(p / q).
 
-        The law of ``sampler.draw_full`` with every setting a tensor: ties at the k-th value all stay.
+        Sample as ``sampler.sample_reference`` does, with every setting a tensor; ties at the k-th value all stay.
         """
         logits = logits.float()
         greedy = settings.temperature == 0
@@ -201,7 +201,7 @@ class ReferenceOps:
     def sample_next(
         self, logits: Tensor, settings: SamplingTensors, codebook: int, table: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """``draw``, and the rows of ``table`` [V, H] that were drawn."""
+        """Return ``sample`` and the sampled rows of ``table`` [V, H]."""
         codes = self.sample(logits, settings, codebook)
         return codes, table[codes]
 
@@ -217,9 +217,9 @@ class ReferenceOps:
         num_codes: int,
         eos: int,
     ) -> tuple[Tensor, Tensor]:
-        """Code 0: penalty over ``seen`` [slots, V], bans, then as ``draw``; marks what it drew.
+        """Code 0: penalty over ``seen`` [slots, V], bans, then as ``sample``; marks the sampled codes.
 
-        ``forget`` [N]: an id to strike from ``seen`` before, or -1. ``banned`` [N]: the end of speech may not be drawn.
+        ``forget`` [N]: an id to remove from ``seen`` before, or -1. ``banned`` [N]: the end of speech is not sampled.
         Returns ids [N] and whether every logit of a row is finite.
         """
         logits = logits.float()

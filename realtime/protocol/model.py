@@ -105,7 +105,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class OpenContext:
-    """Open a context; its id is free again after ``ContextEnded``. It takes a place only with its first text."""
+    """Open a context; its id is free again after ``ContextEnded``. It counts as a response from its first text on."""
 
     context: str
     options: SpeechOptions
@@ -147,7 +147,7 @@ class EndContext:
 
 @dataclass(frozen=True, slots=True)
 class CancelContext:
-    """Stop; answered by ``ContextEnded``, and no ``Audio`` before it."""
+    """Stop a context; ``ContextEnded`` follows, without ``ContextAudio`` before it."""
 
     context: str
     played_ms: float | None = None

@@ -36,7 +36,7 @@ class Boundary(IntEnum):
 
 
 class BoundaryDetector:
-    """Tell it every character in turn; ``before`` answers for the place in front of a visible one."""
+    """Classify boundaries from the characters in order; ``boundary_before`` takes a visible character."""
 
     def __init__(self) -> None:
         self._mark = Boundary.NOTHING

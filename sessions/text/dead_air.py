@@ -84,14 +84,14 @@ class TextStats:
 
     num_words: int = 0
     has_clause_mark: bool = False
-    has_sentence_end: bool = False
+    contains_sentence_end: bool = False
 
     @classmethod
     def from_text(cls, text: str) -> TextStats:
         return cls(
             num_words=sum(1 for _ in _WORD.finditer(text)),
             has_clause_mark=_CLAUSE_MARK.search(text) is not None,
-            has_sentence_end=_SENTENCE_END.search(text) is not None,
+            contains_sentence_end=_SENTENCE_END.search(text) is not None,
         )
 
 
@@ -112,4 +112,4 @@ def should_open_next(gathered: TextStats, remaining_ms: float, settings: DeadAir
         return False
     if not settings.enabled:
         return True
-    return remaining_ms < settings.open_below_ms or gathered.has_sentence_end
+    return remaining_ms < settings.open_below_ms or gathered.contains_sentence_end

@@ -29,7 +29,7 @@ class Dialect(ABC):
     reports_heard_text = False
     # True if ``send_session`` is called first.
     reports_session = False
-    # A handshake is refused while no response could begin: the wire may have no error for it.
+    # True to refuse handshakes while no response could begin, for wires without an error for it.
     refuses_when_full = True
     # True if the reason of a close is sent after the ends of the contexts.
     sends_error_last = False
@@ -66,7 +66,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def send_event(self, event: model.DialectEvent) -> Iterable[model.DialectCommand]:
-        """Return commands for an event; like ``start`` and ``send_error`` no ``Configure`` and no ``QueryHeard``."""
+        """Return commands for an event: not ``Configure`` or ``QueryHeard``, as in ``start`` and ``send_error``."""
 
     def send_session(self, event: model.SessionEvent) -> Iterable[model.DialectCommand]:
         """Return commands for an opened session (with ``reports_session``) or for changed settings."""

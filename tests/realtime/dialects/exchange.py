@@ -1,5 +1,7 @@
 """Exchanges of dialects as data: recorded at a connection, and replayed against the dialect alone.
 
+The files say "intents" for commands and "carrier" for the transport.
+
 A JSONL file holds one or several exchanges. The first line of each is the handshake; each further line is one call of
 the dialect with the intents that it gave: ``begin``, ``receive`` of a client's message, an ``event`` of a context, or
 ``fail``. Files named ``case-*`` show one rule of a wire each; the others are recordings of clients.

@@ -109,11 +109,11 @@ def main() -> None:
         [[head, *_]] = read_exchanges(path)
         wire = re.sub(r"[^a-z0-9]+", "-", f"{head['wire']} {head['carrier']}".lower()).strip("-")
         recordings.setdefault(wire, []).append(path)
-    for path in KEPT.rglob("*.jsonl"):
-        if not path.name.startswith("case-"):
-            path.unlink()
     for wire, paths in recordings.items():
         (KEPT / wire).mkdir(parents=True, exist_ok=True)
+        for path in (KEPT / wire).glob("*.jsonl"):
+            if not path.name.startswith("case-"):
+                path.unlink()
         for path in choose(paths):
             shutil.copy(path, KEPT / wire / path.name)
         print(f"{wire}: {len(list((KEPT / wire).iterdir()))} of {len(paths)}")
