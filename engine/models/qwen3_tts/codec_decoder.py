@@ -8,6 +8,7 @@ Streaming carries ``CodecState``; ``state=None`` decodes whole sequences from th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -215,8 +216,8 @@ class UpsampleStage(nn.ModuleList):
         return self[1](self[0](x, state), state)
 
 
-class CodecFront(nn.Module):
-    """Codebooks, transformer and upsampling, which all decoders have; a subclass makes PCM of it."""
+class CodecFront(nn.Module, ABC):
+    """Codebooks, transformer and upsampling, common to all decoders; subclasses generate the PCM."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
@@ -251,7 +252,7 @@ class CodecFront(nn.Module):
         return self.quantizer(codes)
 
     def upsampled(self, latent: Tensor, state: CodecState | None) -> Tensor:
-        """latent [B, codebook_dim, T] -> [B, latent_dim, positions]; ``state`` moves on."""
+        """Upsample a latent [B, codebook_dim, T] to [B, latent_dim, positions], and advance ``state``."""
         values = None if state is None else state.values
         x = self.pre_conv(latent, values).transpose(1, 2)
         x = self.pre_transformer.decode(x, state).transpose(1, 2)
@@ -261,9 +262,9 @@ class CodecFront(nn.Module):
             x = stage(x, values)
         return x
 
+    @abstractmethod
     def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
-        """latent [B, codebook_dim, T] -> PCM [B, T * frame_samples] in [-1, 1]."""
-        raise NotImplementedError
+        """Decode a latent [B, codebook_dim, T] to PCM [B, T * frame_samples] in [-1, 1]."""
 
     def forward(self, codes: Tensor, state: CodecState | None = None) -> Tensor:
         """codes [B, K, T] -> PCM [B, T * frame_samples]."""
@@ -294,13 +295,13 @@ class CodecDecoder(CodecFront):
         return x[:, 0].clamp(-1.0, 1.0)
 
 
-# Samples between two filters of the vocoder, and of a filtered hop: filters that ring longer alias.
+# Samples per hop of the vocoder, and FFT size of a filtered hop: longer impulse responses alias.
 HOP, FFT = 120, 1024
 TAIL = FFT - HOP
 MIDDLE_HZ, MAX_OCTAVES = 140.0, 1.4
-# Log gains that are no weights: with equal ones, noise would take the place of low pulses in training.
+# Constant log gains: with equal ones, noise would replace low pulses in training.
 PULSE_GAIN, NOISE_GAIN = -2.0, -7.0
-# After so many frames, noise repeats.
+# Period of the noise, in frames.
 NOISE_FRAMES = 64
 
 
@@ -313,7 +314,7 @@ class Controls:
     noise: Tensor
 
     def every_hop(self, before: Controls) -> Controls:
-        """Insert the mean of each two; ``before`` is the control before the first."""
+        """Double the rate by inserting the mean of each two controls; ``before`` precedes the first."""
         return Controls(*(halve_steps(getattr(before, f.name), getattr(self, f.name)) for f in fields(self)))
 
     def at(self, place: slice) -> Controls:
@@ -327,8 +328,9 @@ def halve_steps(first: Tensor, x: Tensor) -> Tensor:
 
 @dataclass
 class VocoderPast:
-    """The end of what was rendered: its last control, the phase of the pulses [B, 1] in cycles, and the filters' tail
-    [B, TAIL]. ``begun`` [B, 1] is 0 for rows of which nothing was rendered.
+    """State of the vocoder: last control, phase of the pulses [B, 1] in cycles, and tail of the filters [B, TAIL].
+
+    ``begun`` [B, 1] is 0 for rows without any audio so far.
     """
 
     control: Controls
@@ -343,9 +345,9 @@ class VocoderPast:
 
 
 def pulse_train(hz: Tensor, first: Tensor, cycles: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
-    """Band-limited pulses of unit power [B, T * HOP] at a pitch [B, T] per hop, after ``first`` [B, 1] and ``cycles``.
+    """Return band-limited pulses of unit power [B, T * HOP] for a pitch [B, T] per hop, and the phase at their end.
 
-    They are the sum of all harmonics; the phase at their end comes with them.
+    ``first`` [B, 1] is the pitch before them, ``cycles`` [B, 1] the phase. The pulses are the sum of all harmonics.
     """
     ramp = torch.arange(1, HOP + 1, device=hz.device) / HOP
     pitch = torch.lerp(torch.cat((first, hz[:, :-1]), 1)[..., None], hz[..., None], ramp).flatten(1)
@@ -360,7 +362,7 @@ def pulse_train(hz: Tensor, first: Tensor, cycles: Tensor, sample_rate: int) -> 
 
 
 def filtered(source: Tensor, cepstra: Tensor, before: Tensor, begun: Tensor) -> Tensor:
-    """Spectra [B, T, FFT // 2 + 1] of each hop of ``source``, which its own filter fades in and the last one out."""
+    """Return spectra [B, T, FFT // 2 + 1] of the hops, each crossfaded from the previous filter to its own."""
     rise, fall = torch.hann_window(2 * HOP, device=source.device).split(HOP)
     hops = source.unflatten(1, (-1, HOP))
     fading = torch.cat((hops[:, :1] * begun[..., None], hops[:, 1:]), 1) * fall
@@ -370,7 +372,7 @@ def filtered(source: Tensor, cepstra: Tensor, before: Tensor, begun: Tensor) -> 
 
 
 def render(controls: Controls, noise: Tensor, past: VocoderPast, sample_rate: int) -> tuple[Tensor, VocoderPast]:
-    """Controls of T hops and white noise [B, T * HOP] to speech [B, T * HOP], and what the next hops need of it."""
+    """Render controls of T hops and white noise [B, T * HOP] to speech [B, T * HOP], and the state after them."""
     before, length = past.control, noise.shape[1]
     source, cycles = pulse_train(controls.hz[..., 0], before.hz[..., 0], past.cycles, sample_rate)
     spectra = filtered(source, controls.pulses, before.pulses, past.begun)
@@ -383,7 +385,7 @@ def render(controls: Controls, noise: Tensor, past: VocoderPast, sample_rate: in
 
 
 class SourceFilterDecoder(CodecFront):
-    """Ends in pitch and cepstra every 10 ms, of which a vocoder makes PCM. It computes in fp32 everywhere."""
+    """Predicts pitch and cepstra every 10 ms, from which a vocoder renders PCM. It computes in fp32."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__(config)
@@ -393,14 +395,14 @@ class SourceFilterDecoder(CodecFront):
         self.norm = nn.LayerNorm(config.latent_dim)
         self.orders = (1, sizes.pulse_cepstra, sizes.noise_cepstra)
         self.controls = nn.Linear(config.latent_dim, sum(self.orders))
-        # A flat ``VocoderPast``, without what the number of frames says.
+        # A flat ``VocoderPast`` without ``begun``, which follows from the number of frames.
         self.past = StatefulLayer(sum(self.orders) + 1 + TAIL, 1)
         noise = np.random.default_rng(0).standard_normal((NOISE_FRAMES, config.frame_samples), np.float32)
         self.register_buffer("noise", torch.from_numpy(noise), persistent=False)
         self.num_state_values = assign_state(self)
 
     def read_controls(self, latent: Tensor, state: CodecState | None = None) -> Controls:
-        """latent [B, codebook_dim, T] -> controls every 10 ms."""
+        """Predict the controls, every 10 ms, of a latent [B, codebook_dim, T]."""
         x = self.upsampled(latent, state)
         for block in self.blocks:
             x = block(x, None if state is None else state.values)
@@ -413,7 +415,7 @@ class SourceFilterDecoder(CodecFront):
         return Controls(hz, to_cepstrum(pulses, PULSE_GAIN), to_cepstrum(noise, NOISE_GAIN))
 
     def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
-        """Decode; noise depends on the number of a row's frame alone."""
+        """Decode; the noise depends only on the frame numbers of a row."""
         first = latent.new_zeros(len(latent), dtype=torch.long) if state is None else state.num_frames.clone()
         controls = self.read_controls(latent, state)
         past = VocoderPast.none(controls)
@@ -430,7 +432,7 @@ class SourceFilterDecoder(CodecFront):
         return speech
 
     def read_past(self, own: Tensor, num_frames: Tensor, start: Controls) -> VocoderPast:
-        """The flat past of rows that have decoded ``num_frames``; those with none begin at the control ``start``."""
+        """Read the flat state of rows that have decoded ``num_frames``; rows with none begin at ``start``."""
         begun = (num_frames > 0)[:, None]
         *kept, cycles, tail = own.split((*self.orders, 1, TAIL), 1)
         control = (
@@ -440,7 +442,7 @@ class SourceFilterDecoder(CodecFront):
 
 
 def to_cepstrum(raw: Tensor, gain: float) -> Tensor:
-    """High quefrencies are small; so are the steps of their weights."""
+    """Scale raw outputs to cepstra, whose high quefrencies are small, and add the constant gain."""
     scale = torch.arange(1, raw.shape[2] + 1, device=raw.device).rsqrt()
     return raw * scale + F.pad(raw.new_full((1,), gain), (0, raw.shape[2] - 1))
 

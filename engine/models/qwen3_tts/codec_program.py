@@ -285,14 +285,14 @@ class CodecProgram:
 
 
 class ModuleProgram:
-    """A decoder's own modules over static buffers, for decoders that ``CodecProgram`` does not have."""
+    """Runs the modules of a decoder over static buffers, for decoders without a ``CodecProgram``."""
 
     def __init__(self, codec: CodecFront, ring: Tensor, num_slots: int, max_rows: int) -> None:
         self.codec, self.ring, self.max_rows = codec, ring, max_rows
         self.device = codec.pre_conv.conv.weight.device
         self.frame_samples: int = codec.frame_samples
         self.state = codec.new_state(num_slots + 1).values
-        # Of the transformer, whose past is in ``state``, too: the same memory.
+        # State of the transformer, which is part of ``state``: the same memory.
         self.past = self.state[None]
         self.slots, self.sources, self.starts = (
             torch.zeros(max_rows, dtype=torch.int64, device=self.device) for _ in range(3)
@@ -306,7 +306,7 @@ class ModuleProgram:
         return max(1, self.max_rows // num_frames)
 
     def run(self, num_rows: int, num_frames: int) -> None:
-        """As ``CodecProgram.run``."""
+        """Decode one call, as ``CodecProgram.run``."""
         slots, first = self.slots[:num_rows], self.first[:num_rows]
         places = (self.starts[:num_rows, None] + torch.arange(num_frames, device=self.device)) % self.ring.shape[1]
         codes = self.ring[self.sources[:num_rows, None], places].transpose(1, 2)
