@@ -138,7 +138,11 @@ class Connection(ABC):
     async def _write(self) -> None:
         """Write until the client closes, or until everything that precedes a close is written."""
         num_events = 0
-        while not self._is_read and await self._link.writable():
+        while True:
+            # What was set before is seen below. Else each event's own messages would cost another pass.
+            self._to_write.clear()
+            if self._is_read or not await self._link.writable():
+                break
             if self._messages:
                 await self._write_next()
             elif self._close_reason is not None and self._may_close(self._close_reason):

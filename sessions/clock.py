@@ -40,6 +40,10 @@ class WakeEvent:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def clear(self) -> None:
+        """Forget a wake-up that came before the wait."""
+        self._is_set = False
+
     async def wait(self, until_s: float | None = None) -> None:
         """Return when set, or at ``until_s`` of the loop's clock, unless that is ``None`` or infinite."""
         if not self._is_set:

@@ -159,10 +159,12 @@ def max_audio_message_ms(lead_ms: int | None, message_ms: int) -> int:
 def group_packets(packets: Iterable[AudioPacket], max_samples: int) -> Iterable[Sequence[AudioPacket]]:
     """Group packets in order, at least one per group and at most ``max_samples`` samples otherwise."""
     group: list[AudioPacket] = []
+    num_samples = 0
     for packet in packets:
-        if group and sum(one.num_samples for one in group) + packet.num_samples > max_samples:
+        if group and num_samples + packet.num_samples > max_samples:
             yield group
-            group = []
+            group, num_samples = [], 0
         group.append(packet)
+        num_samples += packet.num_samples
     if group:
         yield group

@@ -123,7 +123,8 @@ class WebSocketTransport(MessageTransport):
         return data if text is None else text
 
     async def writable(self) -> bool:
-        await self._until_writable()
+        if self._line is not None and not self._line["writable"].is_set():
+            await self._wait_until_writable(self._line)
         return not self._ended
 
     async def write(self, message: str | bytes) -> None:
@@ -144,17 +145,15 @@ class WebSocketTransport(MessageTransport):
     def _ended(self) -> bool:
         return self._closed or (self._line is not None and self._line["ended"]())
 
-    async def _until_writable(self) -> None:
-        if self._line is None or self._line["writable"].is_set():
-            return
+    async def _wait_until_writable(self, line: SocketControls) -> None:
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                while not self._line["writable"].is_set():  # another that waited may have filled it again
-                    await self._line["writable"].wait()
+                while not line["writable"].is_set():  # another that waited may have filled it again
+                    await line["writable"].wait()
         except TimeoutError:
             log.info("closed unresponsive connection", extra={"code": "slow_reader"})
             self._closed = True
-            self._line["abort"]()
+            line["abort"]()
 
 
 class ResponseAborted(Exception):

@@ -46,6 +46,7 @@ class TimedConnection(Connection):
         self.written: list[tuple[float, str | bytes]] = []
         self.link.told = lambda message: self.written.append((now_s(), message))
         self.events: deque[tuple[float, Sequence[str]]] = deque()
+        self.num_looks = 0
 
     async def _receive(self, message: model.Message) -> None:
         if message == "cancel":
@@ -53,9 +54,10 @@ class TimedConnection(Connection):
         self._send(message)
 
     def _pop_event(self, now: float) -> bool:
+        self.num_looks += 1
         if not self.events or not is_due(self.events[0][0], now):
             return False
-        self._messages.extend(self.events.popleft()[1])
+        self._send(*self.events.popleft()[1])
         return True
 
     def _due_s(self, now: float) -> float | None:
@@ -92,10 +94,12 @@ async def test_events_are_written_when_they_are_due_and_cost_nothing_before() ->
         line.events += [(20.0, ["a"]), (40.0, ["b"])]
         line._to_write.set()
         loop = cast(VirtualTimeLoop, asyncio.get_running_loop())
-        num_before = loop.num_iterations
+        num_before, looks_before = loop.num_iterations, line.num_looks
         await asyncio.sleep(60)
         assert line.written == [(20.0, "a"), (40.0, "b")]
         assert loop.num_iterations - num_before < 20
+        # One before each event, one that pops it, and one after the last.
+        assert line.num_looks - looks_before == 5
 
 
 async def test_answers_are_written_at_once_and_before_events() -> None:
