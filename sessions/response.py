@@ -42,7 +42,7 @@ from sessions.response_totals import ResponseTotals
 from sessions.ring import PacketRing
 from sessions.session_services import SessionServices
 from sessions.stall_detector import StallDetector, StallSource
-from sessions.text.dead_air import DeadAirSettings
+from sessions.text.dead_air import DeadAirRule
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text_budget import TextQueue
 from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
@@ -120,7 +120,7 @@ class Response:
             self._timeline,
             normalize,
             SegmenterSettings(max_segment_tokens=info.max_text_tokens),
-            DeadAirSettings(enabled=settings.avoid_dead_air),
+            DeadAirRule(enabled=settings.avoid_dead_air),
         )
         self._ring = PacketRing(
             response_id,
@@ -258,7 +258,7 @@ class Response:
     def _may_begin(self, item: TextItem, left_ms: float, now: float) -> bool:
         if isinstance(item, FlushItem):
             return len(self._begun) < MAX_BEGUN_ITEMS
-        return self._has_capacity(now) and self._text.is_ready(item, left_ms)
+        return self._has_capacity(now) and self._text.is_ready(item, left_ms, now)
 
     def _has_capacity(self, now: float) -> bool:
         """Return whether another segment may start: one at a time, or several in burst while the client reads."""

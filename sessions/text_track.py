@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.api import SpeechStream
-from sessions.clock import TICK_S, is_due
-from sessions.text.dead_air import DeadAirSettings, TextPace, TextStats, should_close_early, should_open_next
+from sessions.clock import is_due
+from sessions.text.dead_air import DeadAirRule, TextPace, TextStats
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
@@ -103,7 +103,7 @@ class TextTrack:
         timeline: ResponseTimeline,
         normalize: bool,
         segmenter: SegmenterSettings | None = None,
-        dead_air: DeadAirSettings | None = None,
+        dead_air: DeadAirRule | None = None,
     ) -> None:
         # Items that have not begun, in order.
         self.waiting: deque[TextItem] = deque()
@@ -113,7 +113,7 @@ class TextTrack:
         self.num_chars = 0
         self.closed = False
         self._timeline = timeline
-        self._dead_air = dead_air or DeadAirSettings()
+        self._dead_air = dead_air or DeadAirRule()
         self._pace = TextPace()
         self._unread: deque[str | FlushItem | EndItem] = deque()
         # Characters already read of the first waiting text.
@@ -164,23 +164,16 @@ class TextTrack:
 
     def must_close_early(self, left_ms: float, now_s: float) -> bool:
         """Return whether the open segment waits for text that has stalled, with ``left_ms`` of audio left to play."""
-        segment = self.open
-        if segment is None or self.wants_text or not is_due(self._pace.stalls_at_s(now_s), now_s):
-            return False
-        return segment.is_parked and should_close_early(segment.stats, left_ms, self._dead_air)
+        return is_due(self._close_early_s(left_ms, now_s), now_s)
 
     def close_early(self) -> None:
         """End the open segment with what it has; what comes next gathers into another."""
         self._gather_next = True
         self._apply(self._segmenter.flush())
 
-    def is_ready(self, segment: TextSegment, left_ms: float) -> bool:
+    def is_ready(self, segment: TextSegment, left_ms: float, now_s: float) -> bool:
         """Return whether a waiting segment has enough text to begin."""
-        if segment.closed or not segment.speakable:
-            return segment.speakable
-        if self.wants_text:  # its end may be there already
-            return False
-        return not segment.is_gathering or should_open_next(segment.stats, left_ms, self._dead_air)
+        return is_due(self._begin_s(segment, left_ms, now_s), now_s)
 
     def pop(self) -> TextItem:
         """Begin the first waiting item."""
@@ -200,14 +193,24 @@ class TextTrack:
         return (is_gathering or not has_text) and all(segment.can_starve for segment in generating)
 
     def next_check_s(self, left_ms: float, now_s: float, is_generating: bool) -> float:
-        """The next moment at which time alone closes or opens a segment; infinite if there is none."""
-        waits_ms = []
-        if self.open is not None and self.open.is_parked:
-            until_stall_ms = 1000 * (self._pace.stalls_at_s(now_s) - now_s)
-            waits_ms.append(max(left_ms - self._dead_air.close_below_ms, until_stall_ms))
-        if self.waiting and not is_generating:
-            waits_ms.append(left_ms - self._dead_air.open_below_ms)
-        return min((now_s + max(wait_ms / 1000, TICK_S) for wait_ms in waits_ms if wait_ms >= 0), default=math.inf)
+        """The next moment at which time alone closes or begins a segment; infinite if there is none."""
+        moments_s = [self._close_early_s(left_ms, now_s)]
+        if self.waiting and isinstance(first := self.waiting[0], TextSegment) and not is_generating:
+            moments_s.append(self._begin_s(first, left_ms, now_s))
+        return min((moment_s for moment_s in moments_s if not is_due(moment_s, now_s)), default=math.inf)
+
+    def _close_early_s(self, left_ms: float, now_s: float) -> float:
+        segment = self.open
+        if segment is None or not segment.is_parked or self.wants_text:
+            return math.inf
+        return self._dead_air.close_early_s(segment.stats, left_ms, self._pace.stalls_at_s(now_s), now_s)
+
+    def _begin_s(self, segment: TextSegment, left_ms: float, now_s: float) -> float:
+        if not segment.speakable or (self.wants_text and not segment.closed):  # its end may be there already
+            return math.inf
+        if segment.closed or not segment.is_gathering:
+            return now_s
+        return self._dead_air.begin_next_s(segment.stats, left_ms, now_s)
 
     def _read_text(self, max_chars: int) -> int:
         """Short texts in a row are read as one."""

@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from sessions.alignment.letter_model import (
     MAX_STEPS,
     AlignmentUnits,
     context_window,
-    split_runs,
+    is_coarticulated,
 )
 from sessions.alignment.viterbi import ViterbiPath as Way
 from sessions.alignment.weights import AlignerWeights
@@ -195,6 +196,15 @@ class Spoken:
     def of(cls, heard: Heard) -> Spoken:
         runs = [EDGE, *split_runs(heard.text), EDGE]
         return cls(np.concatenate([context_window(run) for run in runs]), heard.sounds)
+
+
+def split_runs(text: str) -> list[str]:
+    """Words, and each other character alone: a run's sound does not depend on what is around it."""
+    runs: list[str] = []
+    for joined, characters in groupby(text, is_coarticulated):
+        run = "".join(characters)
+        runs += [run] if joined else run
+    return runs
 
 
 def first_guess(windows: npt.NDArray[np.int64]) -> AlignmentUnits:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -59,15 +58,6 @@ def is_coarticulated(character: str) -> bool:
     return (
         (character.isalpha() and not is_wide(character)) or character in "'-’" or bool(unicodedata.combining(character))
     )
-
-
-def split_runs(text: str) -> list[str]:
-    """Words, and each other character alone: a run's sound does not depend on what is around it."""
-    runs: list[str] = []
-    for joined, characters in groupby(text, is_coarticulated):
-        run = "".join(characters)
-        runs += [run] if joined else run
-    return runs
 
 
 def context_window(run: str) -> npt.NDArray[np.int64]:

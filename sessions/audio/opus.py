@@ -136,24 +136,12 @@ class OpusDecoder:
     def decode(self, packet: bytes) -> Pcm:
         """Decode one packet; raises ``OpusError`` if it is broken."""
         if not packet:
-            raise OpusError("a packet has at least one byte, got 0; use conceal for a lost one")
-        return self._decode(packet, self._max_samples)
-
-    def conceal(self, num_samples: int) -> Pcm:
-        """Something that fits, in place of a lost packet."""
-        return self._decode(None, num_samples)
-
-    def decode_fec(self, next_packet: bytes, num_samples: int) -> Pcm:
-        """The lost packet out of the copy that the next one carries (FEC); without a copy, as ``conceal``. Decode
-        ``next_packet`` itself afterwards."""
-        return self._decode(next_packet, num_samples, fec=True)
-
-    def _decode(self, packet: bytes | None, max_samples: int, fec: bool = False) -> Pcm:
+            raise OpusError("a packet has at least one byte, got 0")
         opuslib = load_opuslib()
-        pcm = np.empty(max_samples, np.float32)
+        pcm = np.empty(self._max_samples, np.float32)
         into = pcm.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        state, size = self._decoder.decoder_state, len(packet or b"")
-        num_samples = opuslib.api.decoder.libopus_decode_float(state, packet, size, into, max_samples, int(fec))
+        state, size = self._decoder.decoder_state, len(packet)
+        num_samples = opuslib.api.decoder.libopus_decode_float(state, packet, size, into, self._max_samples, 0)
         if num_samples < 0:
             raise OpusError(f"packet of {size} bytes: {opuslib.OpusError(num_samples)}")
         return self._without_pre_skip(pcm[:num_samples])

@@ -100,6 +100,17 @@ class BoundaryDetector:
             self._mark_needs_space = True
 
 
+def strongest_boundary(text: str) -> Boundary:
+    """Return the strongest boundary in a text, or at its end as far as is known."""
+    detector, strongest = BoundaryDetector(), Boundary.NOTHING
+    for character in text:
+        if character.isspace():
+            detector.push_space(character)
+        else:
+            strongest = max(strongest, detector.boundary_before(character))
+    return max(strongest, detector.possible)
+
+
 def _mark_of(character: str) -> Boundary:
     if character in _SENTENCE_MARKS:
         return Boundary.SENTENCE

@@ -6,30 +6,19 @@ never cut: a segment is closed early only after the writer has stalled.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from dataclasses import dataclass
 
+from sessions.text.boundaries import Boundary, strongest_boundary
 from sessions.text.token_cost import token_tenths
 
-_CLAUSE_MARK = re.compile(r"[,;:—–…、，；：،؛]|[.?!。！？．｡؟।።]")
-_SENTENCE_END = re.compile(r"[.?!…][\"'”’»)\]]*(?=\s|$)|[。！？．｡؟।።]")
 # Scripts without spaces count a word for each letter.
 _WORD = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff]"
     "|[^\\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff]+(?:['’-]\\w+)*"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DeadAirSettings:
-    enabled: bool = True
-    # A segment with fewer words, and no mark, is not closed early: it would sound chopped.
-    min_words: int = 6
-    # Close early when the listener has less than this left to hear.
-    close_below_ms: float = 300.0
-    # After an early close, begin the next segment when less than this is left to hear.
-    open_below_ms: float = 400.0
 
 
 MAX_GAPS = 16
@@ -82,34 +71,43 @@ class TextPace:
 class TextStats:
     """Properties of a piece of text that the rule uses."""
 
-    num_words: int = 0
-    has_clause_mark: bool = False
-    contains_sentence_end: bool = False
+    num_words: int
+    boundary: Boundary
 
     @classmethod
     def from_text(cls, text: str) -> TextStats:
-        return cls(
-            num_words=sum(1 for _ in _WORD.finditer(text)),
-            has_clause_mark=_CLAUSE_MARK.search(text) is not None,
-            contains_sentence_end=_SENTENCE_END.search(text) is not None,
-        )
+        return cls(sum(1 for _ in _WORD.finditer(text)), strongest_boundary(text))
 
 
-def should_close_early(open_text: TextStats, remaining_ms: float, settings: DeadAirSettings) -> bool:
-    """Decide whether to end a segment whose request waits for stalled text. Every word fed to it is still
-    spoken."""
-    if not settings.enabled or remaining_ms >= settings.close_below_ms:
-        return False
-    return open_text.num_words >= settings.min_words or open_text.has_clause_mark
+@dataclass(frozen=True, slots=True)
+class DeadAirRule:
+    """Say at which moment a segment closes early and the next one begins; infinite if time alone brings neither.
 
-
-def should_open_next(gathered: TextStats, remaining_ms: float, settings: DeadAirSettings) -> bool:
-    """Decide whether the text since an early close is enough for the next segment.
-
-    Other segments begin as soon as their first word is there; so does this one with the rule off.
+    The same moment decides and sets the timer. ``left_ms`` is the audio that the listener has still to play.
     """
-    if gathered.num_words == 0:
-        return False
-    if not settings.enabled:
-        return True
-    return remaining_ms < settings.open_below_ms or gathered.contains_sentence_end
+
+    enabled: bool = True
+    # A segment with fewer words, and no mark, is not closed early: it would sound chopped.
+    min_words: int = 6
+    # Close early when the listener has no more than this left to play.
+    close_at_ms: float = 300.0
+    # After an early close, begin the next segment when no more than this is left to play.
+    begin_at_ms: float = 400.0
+
+    def close_early_s(self, open_text: TextStats, left_ms: float, stalls_at_s: float, now_s: float) -> float:
+        """Return when to end a segment whose request waits for text. Every word that it was given is still spoken."""
+        is_short = open_text.num_words < self.min_words and open_text.boundary < Boundary.CLAUSE
+        if is_short or not self.enabled:
+            return math.inf
+        return max(stalls_at_s, now_s + (left_ms - self.close_at_ms) / 1000)
+
+    def begin_next_s(self, gathered: TextStats, left_ms: float, now_s: float) -> float:
+        """Return when the text since an early close is enough for the next segment.
+
+        Other segments begin as soon as their first word is there; so does this one with the rule off.
+        """
+        if gathered.num_words == 0:
+            return math.inf
+        if gathered.boundary is Boundary.SENTENCE or not self.enabled:
+            return now_s
+        return now_s + (left_ms - self.begin_at_ms) / 1000

@@ -40,9 +40,15 @@ def left_ms(response: Response) -> float:
     return response._ring.left_ms(now_s())
 
 
-async def test_segment_short_of_text_closes_when_little_is_left(registry: SessionRegistry, engine: RecordingEngine):
-    response = registry.create(settings=PACED).create_response(text=SIX_WORDS)
+@pytest.mark.parametrize("num_clumps", [1, 4])
+async def test_segment_closes_when_little_is_left(
+    registry: SessionRegistry, engine: RecordingEngine, num_clumps: int
+) -> None:
+    response = registry.create(settings=PACED).create_response()
     reading_task(response)
+    for _ in range(num_clumps):
+        response.push_text(SIX_WORDS)
+        await asyncio.sleep(0.12)
     segment = response._text.open
     assert segment is not None
     while not segment.closed:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessions.text.block_splitter import WHITE_SPACE
-from sessions.text.dead_air import DeadAirSettings, TextStats, should_close_early, should_open_next
+from sessions.text.dead_air import DeadAirRule, TextStats
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent, SegmentText
 from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
@@ -232,44 +234,48 @@ def test_no_segment_costs_more_tokens_than_allowed(text: str) -> None:
     assert all(cost(segment) <= 40 for segment in texts(text, FEW_TOKENS))
 
 
-ON = DeadAirSettings()
-OFF = DeadAirSettings(enabled=False)
+ON = DeadAirRule()
+OFF = DeadAirRule(enabled=False)
+NOW_S, STALLED_S = 100.0, 100.5
+NEVER_S = math.inf
 CLOSE_EARLY = [
-    # text so far, left to hear (ms), settings, closed
-    ("one two three four five six", 299, ON, True),
-    ("one two three four five six", 300, ON, False),
-    ("one two three four five", 299, ON, False),
-    ("well,", 299, ON, True),
-    ("Yes.", 0, ON, True),
-    ("", 0, ON, False),
-    ("one", 0, ON, False),
-    ("它今天很好吗", 0, ON, True),
-    ("今天", 0, ON, False),
-    ("don't it's we're", 0, ON, False),
-    ("one two three four five six", 0, OFF, False),
-    ("one two three, four", 1000, ON, False),
+    # text so far, left to play (ms), rule, moment of the close
+    ("one two three four five six", 299, ON, STALLED_S),
+    ("one two three four five six", 1000, ON, 100.7),
+    ("one two three four five", 299, ON, NEVER_S),
+    ("well,", 299, ON, STALLED_S),
+    ("Yes.", 0, ON, STALLED_S),
+    ("at 3.5", 0, ON, NEVER_S),
+    ("", 0, ON, NEVER_S),
+    ("one", 0, ON, NEVER_S),
+    ("它今天很好吗", 0, ON, STALLED_S),
+    ("今天", 0, ON, NEVER_S),
+    ("don't it's we're", 0, ON, NEVER_S),
+    ("one two three four five six", 0, OFF, NEVER_S),
+    ("one two three, four", 1000, ON, 100.7),
 ]
-OPEN_NEXT = [
-    # text gathered, left to hear (ms), settings, opened
-    ("and then", 399, ON, True),
-    ("and then", 400, ON, False),
-    ("and then.", 5000, ON, True),
-    ("and then. We", 5000, ON, True),
-    ("and 3.5", 5000, ON, False),
-    ("好。", 5000, ON, True),
-    ("and then,", 5000, ON, False),
-    ("", 0, ON, False),
-    (" ... ", 0, ON, False),
-    ("and", 5000, OFF, True),
-    ("", 0, OFF, False),
+BEGIN_NEXT = [
+    # text gathered, left to play (ms), rule, moment of the beginning
+    ("and then", 400, ON, NOW_S),
+    ("and then", 1000, ON, 100.6),
+    ("and then.", 5000, ON, NOW_S),
+    ("and then. We", 5000, ON, NOW_S),
+    ("and 3.5", 1000, ON, 100.6),
+    ("and Dr. No", 1000, ON, 100.6),
+    ("好。", 5000, ON, NOW_S),
+    ("and then,", 1000, ON, 100.6),
+    ("", 0, ON, NEVER_S),
+    (" ... ", 0, ON, NEVER_S),
+    ("and", 5000, OFF, NOW_S),
+    ("", 0, OFF, NEVER_S),
 ]
 
 
-@pytest.mark.parametrize(("text", "remaining_ms", "settings", "expected"), CLOSE_EARLY)
-def test_close_early(text: str, remaining_ms: float, settings: DeadAirSettings, expected: bool) -> None:
-    assert should_close_early(TextStats.from_text(text), remaining_ms, settings) is expected
+@pytest.mark.parametrize(("text", "left_ms", "rule", "expected_s"), CLOSE_EARLY)
+def test_early_close_is_at_the_moment(text: str, left_ms: float, rule: DeadAirRule, expected_s: float) -> None:
+    assert rule.close_early_s(TextStats.from_text(text), left_ms, STALLED_S, NOW_S) == pytest.approx(expected_s)
 
 
-@pytest.mark.parametrize(("text", "remaining_ms", "settings", "expected"), OPEN_NEXT)
-def test_open_next(text: str, remaining_ms: float, settings: DeadAirSettings, expected: bool) -> None:
-    assert should_open_next(TextStats.from_text(text), remaining_ms, settings) is expected
+@pytest.mark.parametrize(("text", "left_ms", "rule", "expected_s"), BEGIN_NEXT)
+def test_next_segment_begins_at_the_moment(text: str, left_ms: float, rule: DeadAirRule, expected_s: float) -> None:
+    assert rule.begin_next_s(TextStats.from_text(text), left_ms, NOW_S) == pytest.approx(expected_s)
