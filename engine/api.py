@@ -83,7 +83,7 @@ class FinishReason(StrEnum):
 
 
 class TextLayout(StrEnum):
-    """Layout of text rows in the talker's input (specs/qwen3-tts.md 3.4)."""
+    """Layout of text rows in the talker's input (docs/design/models.md)."""
 
     # ``full`` when the text is closed at submit, else ``streaming``. In cloning ``streaming`` whatever is known, as in
     # the official code.

@@ -58,7 +58,7 @@ def build_rows(
     """items [B, 5] of EncodedSpeech; full [B]: all text in the prompt, else one id a frame; language [B]: LANGUAGES.
 
     Row p of an utterance of n text ids and T frames: the prefix, then (streaming) text i beside frame i - 1, or
-    (full) all text beside pad rows and then the frames beside the text's padding (specs/qwen3-tts.md 3.4, 3.6).
+    (full) all text beside pad rows and then the frames beside the text's padding (docs/design/models.md).
     """
     first_frame, num_frames, first_text, num_text, voice = (column[:, None] for column in items.unbind(1))
     control, ids = config.talker.control, config.text

@@ -67,7 +67,7 @@ class CausalContext:
 
 
 class RMSNorm(nn.Module):
-    """Normalised in fp32, cast back, then multiplied by the weight (specs/qwen3-tts.md 2.1)."""
+    """Normalised in fp32, cast back, then multiplied by the weight, as in the official code."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

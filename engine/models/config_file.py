@@ -98,9 +98,7 @@ def read_rope_theta(section: ConfigSection) -> float:
 
 
 def _check_rope(where: str, key: str, scaling: object) -> None:
-    """Accept plain rope alone: one row of positions turns all axes of ``mrope`` alike, so that is plain, too
-    (specs/qwen3-tts.md 2.5).
-    """
+    """Accept plain rope alone: one row of positions turns all axes of ``mrope`` alike, so that is plain, too."""
     if scaling is None:
         return
     kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, Mapping) else scaling

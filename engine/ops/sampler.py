@@ -1,4 +1,4 @@
-"""Logits to ids, in the exact order of specs/qwen3-tts.md 4.2: penalty, bans, temperature, top-k, top-p, draw."""
+"""Logits to ids, in the exact order of the official code: penalty, bans, temperature, top-k, top-p, draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and shapes of all tensors in the weight files of a CosyVoice3 release (specs/cosyvoice3.md, appendix B)."""
+"""Names and shapes of all tensors in the weight files of a CosyVoice3 release."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 def expected(
     setup: Setup, text: list[int], item: list[int], full: bool, language: int
 ) -> list[tuple[PromptPosition, int]]:
-    """Rows and targets of one utterance by the engine's builder and specs/qwen3-tts.md 3.6, step by step."""
+    """Rows and targets of one utterance by the engine's builder, and by its definition step by step."""
     config, prompts, _ = setup
     first_frame, num_frames, _, _, voice = item
     tail = prompts.full_tail(text) if full else prompts.streaming_tail(text[0])

@@ -1,4 +1,4 @@
-"""Reads ``cosyvoice3.yaml`` and the backbone's JSON as data, into the sizes of every part (specs/cosyvoice3.md 1)."""
+"""Reads ``cosyvoice3.yaml`` and the backbone's JSON as data, into the sizes of every part."""
 
 from __future__ import annotations
 

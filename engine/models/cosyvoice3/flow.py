@@ -1,4 +1,4 @@
-"""Speech tokens to mel: the flow and its diffusion transformer by the released names (specs/cosyvoice3.md 4).
+"""Speech tokens to mel: the flow and its diffusion transformer by the released names (docs/design/cosyvoice3.md).
 
 Positions count from the first prompt token. This is the slow form, whole sequences under a mask; ``flow_program``
 makes the same frames block by block.

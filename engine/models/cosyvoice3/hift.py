@@ -1,4 +1,4 @@
-"""Mel to PCM: the vocoder CausalHiFTGenerator, exact in one pass and exact in pieces (specs/cosyvoice3.md 5).
+"""Mel to PCM: the vocoder CausalHiFTGenerator, exact in one pass and exact in pieces (docs/design/cosyvoice3.md).
 
 ``forward_offline`` is the slow reference: a whole mel, torch's STFT and its inverse. ``forward`` moves rows of any
 progress on by some frames each, with everything that they need of their past in a state of fixed size. It works

@@ -1,4 +1,4 @@
-"""Parts of the vocoder beside its network: pitch, excitation, and short spectra (specs/cosyvoice3.md 5.1, 5.2).
+"""Parts of the vocoder beside its network: pitch, excitation, and short spectra.
 
 Pitch is in float64, for phase adds up what an error in it makes. Pitch, phase and with them the harmonics hold still
 within a frame; only the noise changes from sample to sample. Spectra are products with fixed matrices and not

@@ -1,4 +1,4 @@
-"""Codes to PCM: the causal decoder of the 12 Hz speech tokenizer (specs/qwen3-tts.md 5.1 to 5.4).
+"""Codes to PCM: the causal decoder of the 12 Hz speech tokenizer.
 
 No look-ahead and nothing to flush: the 1,920 samples of a frame are final as soon as its codes are known.
 Streaming carries ``CodecState``; ``state=None`` decodes whole sequences from their beginning. The embedded voice has

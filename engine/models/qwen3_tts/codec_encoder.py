@@ -1,4 +1,4 @@
-"""PCM to codes: the encoder of the 12 Hz speech tokenizer (specs/qwen3-tts.md 5.6). Offline: a recording at once."""
+"""PCM to codes: the encoder of the 12 Hz speech tokenizer. Offline: a recording at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``config.json`` of a Qwen3-TTS folder as frozen dataclasses (specs/qwen3-tts.md 1.2 to 1.5).
+"""``config.json`` of a Qwen3-TTS folder as frozen dataclasses (docs/design/models.md).
 
 Every size comes from the file. A missing key is an error that names it: the official class defaults differ from
 the released values, so falling back to any default would load nonsense quietly.

@@ -1,4 +1,4 @@
-"""A recording to the one vector that stands for its speaker: log-mel and ECAPA-TDNN (specs/qwen3-tts.md 6)."""
+"""A recording to the one vector that stands for its speaker: log-mel and ECAPA-TDNN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws against the steps of specs/qwen3-tts.md 4.2, written out for one row in plain Python."""
+"""Draws against the steps of the official code, written out for one row in plain Python."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ beside it; run from the checkout:
     ../official-cosyvoice/bin/python -m tests.parity.cosyvoice3.make_vectors \\
         --source ../CosyVoice --matcha ../Matcha-TTS --seed 7
 
-transformers from 4.53 on breaks the official talker's decoding with a cache (specs/cosyvoice3.md 10.2). Of torchaudio
+transformers from 4.53 on breaks the official talker's decoding with a cache. Of torchaudio
 only Python parts are read. Any seed will do, and ``--shape small``, or ``released`` with 10 GB of memory and patience
 (and ``pytest --timeout 3600``); ``--out`` and the variable ``VOICEWIRE_COSYVOICE3_VECTORS`` keep fresh vectors away
 from those that are committed.

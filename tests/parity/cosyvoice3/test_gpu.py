@@ -1,4 +1,4 @@
-"""The same vectors on a CUDA device: talker and flow in bf16, the vocoder in fp32 (specs/cosyvoice3.md 9.4).
+"""The same vectors on a CUDA device: talker and flow in bf16, the vocoder in fp32.
 
 ``VOICEWIRE_PARITY_DEVICE=cpu pytest -m gpu tests/parity/cosyvoice3`` runs bf16 where there is no such device.
 """
