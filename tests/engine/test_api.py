@@ -124,7 +124,7 @@ async def test_open_text_starves_once_and_goes_on_with_more(engine):
     await assert_all_free(engine, stream)
 
 
-async def test_nothing_is_said_before_there_is_text(engine):
+async def test_no_audio_before_text(engine):
     stream = engine.submit(speech())
     waiting = asyncio.create_task(anext(aiter(stream)))
     assert await asyncio.wait([waiting], timeout=0.1) == (set(), {waiting})

@@ -163,7 +163,7 @@ async def test_vanished_gateway_frees_its_requests_alone(engine: EngineClient) -
 
 
 @pytest.mark.parametrize("garbage", [LENGTH.pack(5) + b"\xc1\xff\x00\x01\x02", LENGTH.pack(2**31), b"\x00"])
-async def test_garbage_costs_its_sender_the_connection_and_nobody_else(engine: EngineClient, garbage: bytes) -> None:
+async def test_garbage_closes_its_sender_alone(engine: EngineClient, garbage: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as rude:
         rude.connect(str(socket_of(engine)))
         rude.sendall(garbage)
@@ -228,7 +228,7 @@ async def test_request_beyond_capacity_ends_with_overloaded(folder: Path) -> Non
         await engine.aclose()
 
 
-async def test_a_process_stands_back_as_far_as_it_is_told(folder: Path) -> None:
+async def test_process_priority_follows_the_setting(folder: Path) -> None:
     process = process_of(folder, niceness=3)
     await process.start()
     assert process.pid is not None

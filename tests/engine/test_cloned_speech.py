@@ -233,7 +233,7 @@ def test_primed_decoder_matches_the_windowed_reference(folder: Path) -> None:
     assert torch.isfinite(torch.from_numpy(heard[0])).all()
 
 
-async def test_recordings_that_wait_when_the_engine_closes_are_told(folder: Path) -> None:
+async def test_queued_recordings_end_when_the_engine_closes(folder: Path) -> None:
     engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, lazy_graph_capture=True)
     await engine.start()
     waiting = [asyncio.create_task(engine.encode_voice(recording(20))) for _ in range(4)]

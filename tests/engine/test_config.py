@@ -43,7 +43,7 @@ def shown(default: object) -> str:
     return f"`{msgspec.json.encode(default).decode()}`"
 
 
-def test_the_page_tells_of_every_setting() -> None:
+def test_page_lists_every_setting() -> None:
     page = PAGE.read_text()
     missing = [row for row in rows() if row not in page]
     assert not missing, "\n".join(missing)
@@ -76,7 +76,7 @@ def test_less_than_nothing_is_refused_by_name(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, math.nan])
-def test_no_share_of_a_frame_admits_nobody(share: float) -> None:
+def test_zero_share_of_a_frame_admits_none(share: float) -> None:
     with pytest.raises(InvalidRequest, match=f"admission_utilization is {share}; it must be above 0"):
         EngineConfig(admission_utilization=share)
 

@@ -196,7 +196,7 @@ def test_little_is_sent_together_where_much_waits(gateway: GatewayConnection) ->
     assert sum(map(len, gateway._pop_unsent())) == WRITE_TOGETHER_BYTES
 
 
-def test_nobody_stands_back_within_a_message(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priority_holds_within_a_message(host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[None] = []
     obeyed: list[object] = []
     monkeypatch.setattr(EngineHost, "_read_pause_s", property(lambda _: pauses.append(None)))
@@ -252,7 +252,7 @@ def read(connection: socket.socket, num_bytes: int) -> None:
         num_bytes -= len(connection.recv(1 << 20))
 
 
-def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: GatewayConnection) -> None:
+def test_abandoned_recording_leaves_the_queue(gateway: GatewayConnection) -> None:
     gate, heard = threading.Event(), list[str]()
 
     def encode_voice(sample: ReferenceAudio) -> ClonedVoice:
@@ -273,6 +273,6 @@ def test_a_recording_that_nobody_waits_for_leaves_the_line(gateway: GatewayConne
     assert gateway.encodings == {}
 
 
-def test_a_refused_recording_is_told_with_its_field() -> None:
+def test_refused_recording_error_names_its_field() -> None:
     answer = encoding_error(3, InvalidRequest("audio is odd", "audio"))
     assert (answer.number, answer.error.code, answer.error.param) == (3, "invalid_request", "audio")

@@ -114,9 +114,7 @@ async def all_free(engine: EngineClient, *streams: EngineStream) -> None:
 # -- the ordinary course -----------------------------------------------------------------------------------------
 
 
-async def test_a_hundred_streams_at_once_each_say_what_they_say_alone(
-    shape: ChecksumFamily, engine: EngineClient
-) -> None:
+async def test_hundred_streams_each_equal_their_solo_run(shape: ChecksumFamily, engine: EngineClient) -> None:
     specs = [request(number) for number in range(100)]
     streams = [engine.submit(spec) for spec in specs]
     for spec, heard in zip(specs, await asyncio.gather(*map(listen, streams)), strict=True):
@@ -124,7 +122,7 @@ async def test_a_hundred_streams_at_once_each_say_what_they_say_alone(
     await all_free(engine, *streams)
 
 
-async def test_text_that_comes_while_it_speaks_says_the_same(shape: ChecksumFamily, engine: EngineClient) -> None:
+async def test_text_during_speech_gives_equal_codes(shape: ChecksumFamily, engine: EngineClient) -> None:
     spec = request(7, text="", text_closed=False)
     stream = engine.submit(spec)
     listening = asyncio.create_task(listen(stream))
@@ -314,7 +312,7 @@ async def test_loop_that_dies_fails_every_request_once_and_restarts(
     assert TEXT not in caplog.text
 
 
-async def test_an_engine_that_cannot_rise_again_stays_dead_and_says_so(
+async def test_engine_that_cannot_restart_reports_dead(
     engine: EngineClient, switch: Switch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = engine.submit(request(text_closed=False))

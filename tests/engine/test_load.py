@@ -109,7 +109,7 @@ async def test_every_file_that_is_missing_or_cut_short_is_named(
 
 
 @pytest.mark.parametrize("kind", ["nothing there", "a file", "an empty folder"])
-async def test_a_path_that_is_no_checkpoint_folder_is_told(tmp_path: Path, kind: str) -> None:
+async def test_path_without_checkpoint_is_reported(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model"
     if kind == "a file":
         path.write_text("hello")
@@ -122,7 +122,7 @@ async def test_a_path_that_is_no_checkpoint_folder_is_told(tmp_path: Path, kind:
         engine.submit(HELLO)
 
 
-async def test_the_tokenizer_of_another_model_is_told(tiny_folder: Path, tmp_path: Path) -> None:
+async def test_tokenizer_of_another_model_is_reported(tiny_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_folder, folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}', encoding="utf-8")
@@ -138,13 +138,13 @@ def test_invalid_setting_is_refused_before_loading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tpu", "", "cpu:1", "gpu", "cudafoo", "cuda:x", "cuda:-1"])
-def test_an_unknown_device_is_told_with_those_that_are_known(name: str) -> None:
+def test_unknown_device_error_lists_known_ones(name: str) -> None:
     with pytest.raises(InvalidRequest, match="known: auto, cpu, cuda, cuda:N"):
         choose_device(name)
 
 
 @pytest.mark.parametrize(("name", "num_devices"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
-def test_a_device_that_is_not_there_is_told(name: str, num_devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_device_is_reported(name: str, num_devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
     with pytest.raises(InvalidRequest, match=f"device is '{name}', but {num_devices} CUDA devices can be used"):
         choose_device(name)
@@ -157,7 +157,7 @@ def test_dtypes() -> None:
         choose_dtype("float16", torch.device("cpu"))
 
 
-def test_no_text_is_said_to_fit_that_the_block_pool_cannot_hold(tiny_folder: Path) -> None:
+def test_text_limit_fits_the_block_pool(tiny_folder: Path) -> None:
     few = load_engine(tiny_folder, EngineConfig(num_blocks=40, block_size=8), "cpu", "auto", is_embedded=False)
     assert few.info.max_text_tokens == (320 - 64) // 11  # 64 frames, and a position and 10 frames for each
     usual = load_engine(tiny_folder, EngineConfig(max_frames=50), "cpu", "auto", is_embedded=False)

@@ -78,7 +78,7 @@ def test_it_is_made_once(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_a_folder_that_somebody_else_removed_is_made_again() -> None:
+def test_removed_folder_is_made_again() -> None:
     folder = RunDirectory()
     folder.make()
     shutil.rmtree(folder.path)
@@ -128,7 +128,7 @@ def test_the_old_are_looked_through_in_pauses_alone() -> None:
     assert gone() is None
 
 
-def test_whoever_did_not_ask_for_it_has_pythons_own_ways() -> None:
+def test_default_keeps_python_s_behavior() -> None:
     assert not is_gc_frozen()
     before = collections_of_the_old()
     collect_young()

@@ -62,7 +62,7 @@ def test_every_sampling_field_has_a_range() -> None:
         (dict(sampling=SamplingParams(top_p=0.0)), InvalidRequest, ["top_p", "0.0", "1e-06..1"]),
     ],
 )
-def test_a_bad_field_is_told_with_its_limit_and_value(
+def test_bad_field_error_names_limit_and_value(
     fields: dict[str, Any], error: type[InvalidRequest], parts: list[str]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -116,7 +116,7 @@ def cloned(
         ("ada", "voice", ["ada", "known: none"]),
     ],
 )
-def test_a_cloned_voice_that_does_not_fit_is_told_by_field(voice: object, param: str, parts: list[str]) -> None:
+def test_misfit_cloned_voice_error_names_field(voice: object, param: str, parts: list[str]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_request(request(voice=voice), CLONING, max_text_chars=100)
     assert caught.value.param == param

@@ -101,7 +101,7 @@ def test_text_letter_by_letter_gives_the_codes_of_the_whole_text(size: str, case
 
 
 @pytest.mark.parametrize(("size", "task"), SIZE_AND_TASK)
-def test_a_batch_of_two_says_what_the_official_batch_says(size: str, task: str, speaker_of: SpeakerOf) -> None:
+def test_batch_of_two_equals_official_batch(size: str, task: str, speaker_of: SpeakerOf) -> None:
     speaker, case = speaker_of(size, task), named(task)[0]
     request = speaker.golden.request(case)
     spoken = speaker.speak(*(request | {"text": text} for text in (LONG, SHORT)))
@@ -158,9 +158,7 @@ def test_recordings_are_heard_alike(size: str, name: str, speaker_of: SpeakerOf)
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("transcript", ["", "the dog"])
-def test_a_voice_that_is_encoded_here_speaks_as_the_official_one(
-    size: str, transcript: str, speaker_of: SpeakerOf
-) -> None:
+def test_encoded_voice_equals_the_official_one(size: str, transcript: str, speaker_of: SpeakerOf) -> None:
     speaker = speaker_of(size, "base")
     assert speaker.family.encode_voice is not None
     wanted = ("base", "brief", "the dog") if transcript else ("base", "uneven", "")

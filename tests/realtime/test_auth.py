@@ -152,7 +152,7 @@ def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
         (request({"origin": "null"}), "forbidden_origin"),
     ],
 )
-def test_without_keys_nobody_else_is(shown: HTTPConnection, code: str) -> None:
+def test_without_keys_all_callers_are_one(shown: HTTPConnection, code: str) -> None:
     with pytest.raises(RequestRefused) as refusal:
         Authenticator(()).authenticate(shown)
     assert refusal.value.code == code

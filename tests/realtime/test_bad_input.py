@@ -165,7 +165,7 @@ async def test_text_on_its_way_to_a_refused_reply_is_not_answered(live: LiveServ
 
 
 @pytest.mark.parametrize("text", ["", " ", " \n\t ", "😀", "🙂🙃 👩‍🚀", "...", "\u200b"])
-async def test_text_with_nothing_to_say_completes_in_silence(live: LiveServer, text: str) -> None:
+async def test_unspeakable_text_completes_in_silence(live: LiveServer, text: str) -> None:
     async with bystander(live), live.session() as client:
         spoken = await speak(client, text)
         assert (spoken.done.status, spoken.done.audio_samples) == ("completed", 0)
@@ -255,7 +255,7 @@ async def test_more_replies_at_once_than_a_session_may_have() -> None:
         assert "2" in error.message
 
 
-async def test_nothing_a_client_says_gets_into_the_log(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_text_stays_out_of_the_log(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="voicewire")
     caplog.set_level("DEBUG", logger="sessions")
     async with live.session() as client:

@@ -89,7 +89,7 @@ async def connected(closed_before: bool = False) -> AsyncIterator[TimedConnectio
         await server.aclose()
 
 
-async def test_events_are_written_when_they_are_due_and_cost_nothing_before() -> None:
+async def test_events_are_written_when_due_and_cost_nothing_before() -> None:
     async with connected() as line:
         line.events += [(20.0, ["a"]), (40.0, ["b"])]
         line._to_write.set()

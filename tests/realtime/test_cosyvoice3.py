@@ -96,7 +96,7 @@ async def test_meaningless_option_is_refused_by_name(live: LiveServer, wish: dic
     assert answer.json()["error"]["param"] == name.replace("subtalker", "predictor")
 
 
-async def test_a_voice_is_uploaded_and_speaks_as_its_recording_does(live: LiveServer) -> None:
+async def test_uploaded_voice_equals_its_recording(live: LiveServer) -> None:
     reference = f"data:audio/wav;base64,{base64.b64encode(wav_file(SPEECH, 16_000)).decode()}"
     asked = {"input": TEXT, "response_format": "pcm", "max_frames": 16, "seed": 3}
     async with live.http() as http:

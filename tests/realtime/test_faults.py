@@ -393,7 +393,7 @@ async def test_a_client_that_reads_no_answers_is_not_read() -> None:
         assert link.num_left <= 0
 
 
-async def test_a_client_that_sent_much_and_is_gone_is_let_go() -> None:
+async def test_client_that_sent_much_and_left_is_released() -> None:
     async with live_server(limits__max_errors_per_connection=1_000_000) as live:
         link, connection = FloodedLink(1_000, is_read=False), native_connection(live)
         run = asyncio.create_task(connection.run(link))

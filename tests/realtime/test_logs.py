@@ -102,7 +102,7 @@ def callback(said: str) -> None:
 
 @pytest.mark.parametrize("format", ["json", "text"])
 @pytest.mark.parametrize("fault", ["task", "future", "callback", "destroyed"])
-def test_what_asyncio_says_of_faults_quotes_nobody(capsys: pytest.CaptureFixture[str], format: str, fault: str) -> None:
+def test_asyncio_faults_are_logged_without_text(capsys: pytest.CaptureFixture[str], format: str, fault: str) -> None:
     configure_logs(LogSettings(format=format))
     secret = "what a client said"
 
@@ -197,7 +197,7 @@ def test_gauges_follow_the_server() -> None:
     assert readings(metrics)["open_connections"] == 9
 
 
-def test_memory_is_read_for_whoever_asks_and_not_at_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_read_on_request_not_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     read = iter([7, 9])
     monkeypatch.setattr("realtime.metrics.resident_bytes", lambda pid: next(read))
     metrics = ServerMetrics(Server())
@@ -223,7 +223,7 @@ def test_an_unknown_name_is_our_fault() -> None:
         ServerMetrics(Server()).observe("time_seconds", 1.0)
 
 
-def test_names_say_their_unit() -> None:
+def test_names_end_in_their_unit() -> None:
     assert all(name.endswith("_total") for name in (*COUNTERS, *ENGINE_COUNTERS))
     assert all(name.endswith(("_seconds", "_factor")) for name in HISTOGRAMS)
 

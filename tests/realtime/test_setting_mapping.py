@@ -180,6 +180,6 @@ def test_instructions_go_to_models_that_take_them() -> None:
     assert (settings.instruct, warnings) == ("", ("this model takes no instructions, they are left out",))
 
 
-def test_who_gets_it_whole_waits_for_no_listener() -> None:
+def test_whole_file_waits_for_no_listener() -> None:
     assert GRANTOR.resolve(SpeechOptions())[0].lead_ms == 10_000
     assert GRANTOR.resolve(SpeechOptions(burst=True))[0].lead_ms is None

@@ -68,7 +68,7 @@ async def test_segment_closes_when_little_is_left(
         (SIX_WORDS, 30, "seven.", False, [SIX_WORDS + "seven."]),
     ],
 )
-async def test_late_text_begins_a_segment_where_enough_was_said(
+async def test_late_text_begins_another_segment(
     registry: SessionRegistry,
     engine: RecordingEngine,
     text: str,

@@ -194,7 +194,7 @@ async def test_after_a_pause_all_speech_can_be_heard(encoding: Encoding, rate: i
     assert np.abs(end).max() < 0.05
 
 
-async def test_a_long_chunk_on_the_event_loop_holds_up_nobody() -> None:
+async def test_long_chunk_does_not_block_the_event_loop() -> None:
     """The packets are those of a chunk that is encoded at once."""
     chunk = SpeechChunk("r", 0, speech_like(8 * 1_920, ENGINE_RATE, seed=10))
     packets, num_turns = {}, {}

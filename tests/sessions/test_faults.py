@@ -165,7 +165,7 @@ async def test_unspeakable_start_takes_no_segment_number(registry: SessionRegist
     assert [request.segment for request in engine.requests] == [0, 1, 2, 3]
 
 
-async def test_a_fault_of_ours_is_told_without_its_message(
+async def test_internal_error_is_reported_without_its_message(
     registry: SessionRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     response = registry.create(settings=PACED).create_response()

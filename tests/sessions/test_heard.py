@@ -109,7 +109,7 @@ def test_heard_text_of_normalized_words_is_the_clients():
     assert told.new_words() == []
 
 
-def test_words_of_a_segment_wait_until_the_one_before_is_told():
+def test_words_of_a_segment_follow_the_segment_before():
     told = spoken(("one two ", 1), ("three", 1), complete=False)
     told.segments[1].finish()
     assert told.new_words() == []
@@ -169,7 +169,7 @@ async def test_every_word_comes_once_with_rising_times(any_registry: SessionRegi
 
 
 @pytest.mark.virtual_time
-async def test_words_are_told_with_their_audio_not_at_the_end(any_registry: SessionRegistry):
+async def test_word_times_come_with_their_audio(any_registry: SessionRegistry):
     reading = await read(speak(any_registry, PACED))
     handed_over_ms = 0.0
     for event in reading.events:
@@ -201,7 +201,7 @@ async def test_audio_is_handed_over_when_it_would_be_without_words(registry: Ses
 
 
 @pytest.mark.virtual_time
-async def test_words_before_a_flush_are_told_before_its_end(any_registry: SessionRegistry):
+async def test_words_before_a_flush_precede_its_end(any_registry: SessionRegistry):
     settings = replace(BURST, word_times=True)
     response = any_registry.create(settings=settings).create_response(text="one two three ")
     response.flush()
@@ -228,7 +228,7 @@ async def test_no_word_follows_a_cancel(any_registry: SessionRegistry):
 
 
 @pytest.mark.virtual_time
-async def test_a_word_that_is_still_written_is_told_when_it_is_whole(any_registry: SessionRegistry):
+async def test_unfinished_word_is_reported_when_complete(any_registry: SessionRegistry):
     response = any_registry.create(settings=replace(BURST, word_times=True)).create_response()
     reading, task = reading_task(response)
     for delta in ("Hel", "lo, ", "wor", "ld"):
@@ -339,7 +339,7 @@ async def busy(engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch) -> Asyn
     await registry.aclose()
 
 
-async def test_the_end_is_told_though_the_line_for_the_words_is_long(busy: SessionRegistry) -> None:
+async def test_end_is_reported_beside_a_long_word_queue(busy: SessionRegistry) -> None:
     """As when an engine with hundreds of responses dies: where the listener was is then told roughly."""
     session = busy.create(settings=replace(PACED, lead_ms=10_000))
     responses = [session.create_response(text=TEXT, text_closed=True) for _ in range(3)]
@@ -353,7 +353,7 @@ async def test_the_end_is_told_though_the_line_for_the_words_is_long(busy: Sessi
     assert [reading.done.heard.text + reading.done.heard.remaining for reading, _ in readings] == [TEXT] * 3
 
 
-async def test_who_asks_after_the_end_waits_no_longer(busy: SessionRegistry) -> None:
+async def test_wait_after_the_end_returns_at_once(busy: SessionRegistry) -> None:
     response = busy.create(settings=replace(PACED, lead_ms=None)).create_response(text=TEXT, text_closed=True)
     played_ms = (await read(response)).done.audio_ms / 2
     async with asyncio.timeout(5):

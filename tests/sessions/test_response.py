@@ -101,7 +101,7 @@ async def test_first_word_goes_to_the_engine_with_its_space(registry: SessionReg
     response.cancel()
 
 
-async def test_all_text_known_at_the_start_lets_the_engine_know(registry: SessionRegistry, engine: RecordingEngine):
+async def test_text_closed_at_start_is_passed_to_the_engine(registry: SessionRegistry, engine: RecordingEngine):
     session = registry.create(settings=BURST)
     await read(session.create_response(text="All of it.", text_closed=True))
     response = session.create_response(text="Some of ")
@@ -253,7 +253,7 @@ async def test_cancel_before_the_woken_reader_runs_is_effective(registry: Sessio
     assert not isinstance(await waiting, ResponseAudio)
 
 
-async def test_cancel_tells_what_was_heard_by_the_clients_own_count(registry: SessionRegistry):
+async def test_cancel_reports_heard_text_by_client_position(registry: SessionRegistry):
     response = registry.create(settings=BURST).create_response(text="one two three four")
     response.flush()
     _, task = reading_task(response)
@@ -353,7 +353,7 @@ async def test_responses_do_not_disturb_each_other(registry: SessionRegistry):
     assert {message.response_id for message in reading.audio} == {response.response_id}
 
 
-async def test_the_format_tells_how_much_comes_before_the_speech(registry: SessionRegistry):
+async def test_format_states_its_pre_skip(registry: SessionRegistry):
     session = registry.create()
     skips = [session.create_response(settings=SpeechSettings(format=audio)).pre_skip_samples for audio in FORMATS[:6]]
     assert skips == [156, 312, 0, 0, 0, 0]
@@ -383,7 +383,7 @@ async def test_the_audio_is_as_long_as_the_speed_asks(registry: SessionRegistry,
 
 
 @pytest.mark.parametrize("speed", SPEEDS)
-async def test_what_was_heard_is_told_in_the_listener_s_time(registry: SessionRegistry, speed: float):
+async def test_heard_text_uses_the_listener_s_time(registry: SessionRegistry, speed: float):
     """60 ms a character by the engine's clock; the aligner spreads the text evenly."""
     session = registry.create(settings=replace(BURST, speed=speed))
     response = session.create_response(text=SENTENCE, text_closed=True)

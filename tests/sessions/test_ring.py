@@ -129,7 +129,7 @@ def test_the_clock_stands_still_while_there_is_nothing_to_play() -> None:
 
 
 @pytest.mark.parametrize("cause", UnderrunCause)
-def test_an_underrun_is_told_when_it_ends_with_the_cause_given(cause: UnderrunCause) -> None:
+def test_underrun_is_reported_at_its_end_with_cause(cause: UnderrunCause) -> None:
     it = pacer(start_delay_ms=0)
     it.on_sent(ms(100), 0.0)
     underrun = it.on_sent(ms(100), 0.4, cause)
@@ -140,7 +140,7 @@ def test_an_underrun_is_told_when_it_ends_with_the_cause_given(cause: UnderrunCa
     assert it.on_sent(ms(100), 0.45, cause) is None
 
 
-def test_a_gap_below_the_limit_is_not_told() -> None:
+def test_gap_below_the_limit_is_not_reported() -> None:
     it = pacer(start_delay_ms=0, min_underrun_ms=10)
     it.on_sent(ms(100), 0.0)
     assert it.on_sent(ms(100), 0.109) is None
@@ -214,7 +214,7 @@ def test_a_skewed_clock_shifts_the_pace_by_its_skew(skew: float) -> None:
     assert left / RATE == pytest.approx(10 * skew + 0.4, abs=0.05)
 
 
-def test_who_stops_playing_gets_no_more_than_the_lead() -> None:
+def test_stopped_listener_gets_no_more_than_the_lead() -> None:
     it = pacer(lead_ms=500)
     now_s = 0.0
     while now_s < 30.0:

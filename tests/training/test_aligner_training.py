@@ -27,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> SpeechStore:
     return SpeechStore(folder)
 
 
-def test_training_hears_what_the_product_hears(store: SpeechStore):
+def test_training_features_equal_the_product_s(store: SpeechStore):
     heard = disguise(store[0], PLAIN, np.random.default_rng(1))
     inputs = []
 

@@ -49,7 +49,7 @@ def test_alignment_is_whole_in_order_and_cheapest(said: list[int], heard: list[i
         ([5, *SAID], PhonemeTranscription(13, 1, 4, 0, 0)),
     ],
 )
-def test_words_lost_and_said_twice(heard: list[int], expected: PhonemeTranscription) -> None:
+def test_lost_and_repeated_words_are_counted(heard: list[int], expected: PhonemeTranscription) -> None:
     assert compare(WORDS, heard) == expected
 
 

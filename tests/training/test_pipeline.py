@@ -43,7 +43,7 @@ def test_a_toy_voice_from_text_to_checkpoint(tmp_path: Path) -> None:
     assert all(torch.isfinite(value).all() for value in talker.state_dict().values())
 
 
-def test_config_files_say_what_the_pipeline_trains(tmp_path: Path) -> None:
+def test_config_files_match_the_trained_model(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     ids = TextIds(**read_ids(tmp_path, TOY.sizes.text_vocab))
     (tmp_path / "speech_tokenizer").mkdir()

@@ -40,7 +40,7 @@ def value_of(words: str) -> int:
 
 
 @given(st.integers(0, 10**15 - 1), st.sampled_from("- "), st.sampled_from((" ", " and ")))
-def test_cardinals_say_their_value(value: int, joint: str, conjunction: str) -> None:
+def test_cardinals_keep_their_value(value: int, joint: str, conjunction: str) -> None:
     assert value_of(cardinal(value, joint, conjunction)) == value
 
 

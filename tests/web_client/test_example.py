@@ -36,7 +36,7 @@ def test_it_speaks_and_stops(open_page, quick):
     until(page, "said.some((entry) => entry.remaining)")
 
 
-def test_everything_that_is_told_is_there(open_page, quick):
+def test_everything_listed_exists(open_page, quick):
     page = open_page(f"{quick}/blank.html")
     told = page.evaluate("""async () => {
       const {VoicewireSession, SpokenResponse, Player, wavFile, native} = await import("/index.js");

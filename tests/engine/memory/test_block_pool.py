@@ -59,7 +59,7 @@ TestBlockPoolLaws = BlockPoolLaws.TestCase
 TestBlockPoolLaws.settings = settings(max_examples=100, stateful_step_count=30)
 
 
-def test_a_block_freed_twice_is_our_own_fault_and_told() -> None:
+def test_block_freed_twice_raises() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(1)
     assert blocks
@@ -68,7 +68,7 @@ def test_a_block_freed_twice_is_our_own_fault_and_told() -> None:
         pool.free(blocks)
 
 
-def test_a_pool_that_lost_a_block_says_so() -> None:
+def test_pool_that_lost_a_block_raises() -> None:
     pool = BlockPool(4)
     pool._free.pop()
     with pytest.raises(AssertionError, match="3 free \\+ 0 held != 4"):

@@ -109,7 +109,7 @@ def test_read_and_write_carry_a_row_to_other_blocks(length: int, block_size: int
     assert torch.equal(kv.read(target, need * block_size)[:, :, length:], beyond), "wrote past the row's end"
 
 
-def test_a_block_has_the_size_it_is_said_to_have() -> None:
+def test_block_has_its_stated_size() -> None:
     kv = new_kv(10, 4)
     assert kv.data[:, :, 1].nbytes == PagedKV.block_bytes(SHAPE, 4, torch.float32)
 

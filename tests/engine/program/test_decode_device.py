@@ -36,7 +36,7 @@ def make_apart() -> Iterator[Callable[..., EngineHarness]]:
         bench.engine.close()
 
 
-def test_a_thread_that_decodes_says_what_the_plain_engine_says(any_folder: Path, make_apart: MakeApart) -> None:
+def test_decode_thread_equals_plain_engine(any_folder: Path, make_apart: MakeApart) -> None:
     benches = make_apart(any_folder), make_bench(any_folder, False)
     for bench in benches:
         for number, sampling in enumerate(SAMPLINGS):
@@ -87,7 +87,7 @@ def test_error_of_a_thread_is_raised_where_it_is_awaited(tiny_folder: Path, make
         bench.run()
 
 
-def test_a_voice_that_a_thread_cannot_hear_costs_its_own_request(tmp_path: Path, make_apart: MakeApart) -> None:
+def test_voice_that_fails_in_a_thread_fails_one_request(tmp_path: Path, make_apart: MakeApart) -> None:
     """Its slot still holds what another spoke."""
     embedding, codes = np.ones(48, np.float32).tobytes(), np.ones((11, 4), np.int16).tobytes()
     voice = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")

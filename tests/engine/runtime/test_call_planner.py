@@ -102,15 +102,13 @@ def test_every_shape_that_a_call_can_have_is_known_beforehand() -> None:
 slacks = st.sampled_from([0.0, 0.1, 0.4, 0.41, 2.0, math.inf])
 
 
-def test_who_has_least_slack_goes_first_and_the_rest_waits() -> None:
+def test_row_with_least_slack_goes_first() -> None:
     slots, counts = limit_round(np.array([1, 2, 3]), np.array([8, 8, 8]), np.array([2.0, 0.5, 1.0]), 16)
     assert (slots.tolist(), counts.tolist()) == ([2, 3], [8, 8])
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.floats(0, 3)), max_size=40), st.integers(0, 60))
-def test_nobody_without_slack_waits_and_no_round_is_much_longer_than_said(
-    calls: list[tuple[int, float]], most: int
-) -> None:
+def test_rows_without_slack_run_in_bounded_rounds(calls: list[tuple[int, float]], most: int) -> None:
     counts, slack = np.array([n for n, _ in calls], dtype=np.int64), np.array([s for _, s in calls])
     slots, chosen = limit_round(np.arange(len(calls)), counts, slack, most)
     urgent = {i for i, (_, s) in enumerate(calls) if s == 0.0}
@@ -121,9 +119,7 @@ def test_nobody_without_slack_waits_and_no_round_is_much_longer_than_said(
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), slacks), max_size=40), st.integers(8, 32))
-def test_calls_hold_everybody_once_and_the_most_urgent_go_first(
-    rows: list[tuple[int, float]], max_blocks_per_step: int
-) -> None:
+def test_calls_hold_each_row_once_most_urgent_first(rows: list[tuple[int, float]], max_blocks_per_step: int) -> None:
     slots, counts = np.arange(len(rows)) + 1, np.array([n for n, _ in rows], dtype=np.int64)
     slack = np.array([9.0, *(s for _, s in rows)])
     calls = split_into_calls(slots, counts, slack, lambda frames: max_blocks_per_step // frames)

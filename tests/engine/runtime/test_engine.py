@@ -287,7 +287,7 @@ def test_a_fault_of_the_whole_stage_is_not_hidden(shape: ChecksumFamily, monkeyp
         bench.run()
 
 
-def test_an_idle_engine_that_holds_something_says_so(shape: ChecksumFamily) -> None:
+def test_idle_engine_that_holds_resources_raises(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     bench.engine.pool.allocate(1)
     with pytest.raises(AssertionError, match="1 blocks and 0 slots are held"):

@@ -157,7 +157,7 @@ def test_first_audio_keeps_bursts_out_of_few_steps(engine: SimulatedEngine) -> N
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0], ids=["now and then", "always"])
-def test_listeners_are_on_time_beside_a_program_that_takes_a_core(share: float, tiny_folder: Path) -> None:
+def test_listeners_are_on_time_beside_a_busy_core(share: float, tiny_folder: Path) -> None:
     """A step takes three times as long as foreseen, now and then or from one moment on."""
     engine, rng = SimulatedEngine(tiny_folder, False), random.Random(1)
     engine.run_for(1.0, 1, {"bulk": 40})
@@ -182,7 +182,7 @@ def test_newcomer_gets_a_slot_before_waiting_burst_requests() -> None:
 
 
 @pytest.mark.parametrize(("max_running_requests", "num_reserved"), [(1, 0), (2, 1), (3, 1), (4, 1), (8, 2)])
-def test_burst_requests_leave_a_quarter_of_the_slots_and_at_least_one_of_two(
+def test_burst_requests_leave_slots_for_paced_ones(
     max_running_requests: int, num_reserved: int, tiny_folder: Path
 ) -> None:
     for engine in (
@@ -229,7 +229,7 @@ def test_paced_rows_do_not_wait_for_blocks_of_burst_rows() -> None:
     assert bench.request(paced).slot is not None
 
 
-def test_places_for_burst_requests_are_bounded_by_class_and_group() -> None:
+def test_burst_queue_is_bounded_by_class_and_group() -> None:
     room, counts = QueueLimits.from_config(EngineConfig(max_running_requests=4, max_queued_requests=4)), RequestCounts()
     assert (room.new, room.for_burst, room.for_burst_of_group) == (8, 6, 4)
     for _ in range(4):
@@ -291,7 +291,7 @@ def test_shares_of_a_new_group_begin_where_the_others_are() -> None:
     assert taken == {"a": 10, "b": 10, "c": 10}
 
 
-def test_burst_row_without_blocks_is_decoded_while_a_paced_request_waits(tiny_folder: Path) -> None:
+def test_burst_row_without_blocks_is_still_decoded(tiny_folder: Path) -> None:
     """No slot is free for the one that waits, and the other is at its lead: steps get somewhere, or there are none."""
     config = EngineConfig(
         num_blocks=80, block_size=1, watermark_blocks=0, max_running_requests=2, max_frames=40, min_frame_cap=20,

@@ -72,7 +72,7 @@ class Stage:
             self.heard[chunk.slot] += chunk.pcm.astype(int).tolist()
 
 
-def test_a_slot_that_many_go_before_is_not_put_off_until_its_codes_are_overwritten() -> None:
+def test_postponed_slot_decodes_before_codes_are_overwritten() -> None:
     stage, num_others = Stage(32), 31
     slack_s, wanted = np.full(33, 1.0), np.full(33, 8)
     patient = stage.reserve()
@@ -115,7 +115,7 @@ def spoken(passes: Callable[[], bool], **settings: Any) -> tuple[list[tuple[list
 
 
 @pytest.mark.parametrize("settings", [{}, TIMELESS], ids=["as it is", "timeless"])
-def test_where_steps_wait_for_calls_and_only_there_time_decides_nothing(settings: dict[str, Any]) -> None:
+def test_waiting_for_calls_makes_steps_deterministic(settings: dict[str, Any]) -> None:
     chance = random.Random(1)
     (calls, rows), *others = (
         spoken(passes, **settings) for passes in (lambda: True, lambda: False, lambda: chance.random() < 0.5)

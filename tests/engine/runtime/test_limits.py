@@ -189,7 +189,7 @@ def test_a_text_of_100_000_characters_is_refused_at_the_door(make_bench: MakeBen
         check_request(spec, info, EngineConfig().max_text_chars)
 
 
-def test_the_engine_itself_holds_no_more_than_it_says_whoever_asks(make_bench: MakeBench) -> None:
+def test_engine_stays_within_its_stated_capacity(make_bench: MakeBench) -> None:
     """Each of several gateways counts its own requests alone."""
     bench = make_bench(max_running_requests=2, max_queued_requests=1)
     taken = [bench.submit(text="", text_closed=False, lead_ms=2_000) for _ in range(3)]
@@ -212,7 +212,7 @@ def say_along(bench: EngineHarness) -> RecordedRequest:
     return bench.heard[epoch]
 
 
-def test_a_reply_that_speaks_waits_for_its_next_segment_where_a_new_one_is_refused(make_bench: MakeBench) -> None:
+def test_speaking_reply_waits_where_a_new_one_is_refused(make_bench: MakeBench) -> None:
     bench = make_bench(max_running_requests=1, max_queued_requests=0)
     first, second, other = (bench.submit(text="Hello.", text_closed=True, segment=segment) for segment in (0, 1, 0))
     bench.run()
@@ -234,7 +234,7 @@ def test_above_the_ceiling_even_a_reply_that_speaks_is_refused(make_bench: MakeB
     assert all(bench.heard[epoch].reason is not FinishReason.ERROR for epoch in taken)
 
 
-def test_an_instruction_longer_than_the_cache_is_refused_with_limit_and_value(make_bench: MakeBench) -> None:
+def test_instruction_longer_than_the_cache_is_refused(make_bench: MakeBench) -> None:
     bench = make_bench(num_blocks=20)
     assert say(bench, instruct="Speak calmly.").reason is not FinishReason.ERROR
     end = say(bench, instruct="calmly " * 200).end
@@ -245,7 +245,7 @@ def test_an_instruction_longer_than_the_cache_is_refused_with_limit_and_value(ma
     assert say(bench).reason is not FinishReason.ERROR, "nothing of it is left behind"
 
 
-def test_a_text_that_grows_too_long_ends_in_an_error_with_limit_and_value(make_bench: MakeBench) -> None:
+def test_text_that_grows_too_long_error_has_limit_and_value(make_bench: MakeBench) -> None:
     bench = make_bench(max_text_chars=50)
     epoch = bench.submit(text="a" * 30)
     bench.push_text(epoch, "b" * 20)
@@ -258,7 +258,7 @@ def test_a_text_that_grows_too_long_ends_in_an_error_with_limit_and_value(make_b
     bench.check_idle()
 
 
-def test_a_text_that_can_never_fit_the_cache_is_refused_and_others_go_on(make_bench: MakeBench) -> None:
+def test_text_larger_than_the_cache_is_refused_alone(make_bench: MakeBench) -> None:
     bench = make_bench(num_blocks=8, block_size=16)
     short = bench.submit(text="hello", text_closed=True, sampling=SamplingParams(seed=1))
     long = bench.submit(text="x1" * 200, text_closed=True)
@@ -290,7 +290,7 @@ def test_what_slips_past_the_door_ends_in_the_same_error(
 # -- what the end tells ------------------------------------------------------------------------------------------
 
 
-def test_the_end_tells_times_counts_and_seed(make_bench: MakeBench) -> None:
+def test_terminal_event_has_times_counts_and_seed(make_bench: MakeBench) -> None:
     bench = make_bench(max_running_requests=1)
     bench.step_s = 0.01
     first = bench.submit(
@@ -315,7 +315,7 @@ def test_the_end_tells_times_counts_and_seed(make_bench: MakeBench) -> None:
     assert two.first_audio_ms < 100, "counted from the text, not from the submit"
 
 
-def test_a_seed_says_the_same_again_and_a_drawn_one_is_told(make_bench: MakeBench) -> None:
+def test_seed_repeats_speech_and_random_one_is_reported(make_bench: MakeBench) -> None:
     bench = make_bench(max_frames=8)
     free = say(bench, sampling=SamplingParams())
     assert free.end

@@ -58,7 +58,7 @@ def check_same(found: EngineHarness, wanted: EngineHarness) -> None:
 
 
 @pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
-def test_it_says_what_the_plain_engine_says(any_folder: Path, layout: TextLayout) -> None:
+def test_codes_equal_those_of_the_plain_engine(any_folder: Path, layout: TextLayout) -> None:
     benches = []
     for graphs in (False, True):
         bench = make_bench(any_folder, graphs)
@@ -70,7 +70,7 @@ def test_it_says_what_the_plain_engine_says(any_folder: Path, layout: TextLayout
     check_same(benches[1], benches[0])
 
 
-def test_a_prefix_that_is_computed_ahead_takes_nothing_from_those_who_speak(tiny_folder: Path) -> None:
+def test_prefix_computed_ahead_delays_no_running_row(tiny_folder: Path) -> None:
     benches = []
     for prefetched in (False, True):
         bench = make_bench(tiny_folder, True)
@@ -119,7 +119,7 @@ def random_life(bench: EngineHarness, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_rows_that_come_wait_and_go_say_what_the_plain_engine_says(tiny_folder: Path, seed: int) -> None:
+def test_rows_that_come_and_go_equal_the_plain_engine(tiny_folder: Path, seed: int) -> None:
     plain, pipelined = (
         make_bench(tiny_folder, False, max_running_requests=5),
         make_bench(tiny_folder, True, max_running_requests=5),
@@ -134,7 +134,7 @@ def test_rows_that_come_wait_and_go_say_what_the_plain_engine_says(tiny_folder: 
 
 
 @pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
-def test_a_row_that_lost_its_blocks_says_what_it_would_have_said(tiny_folder: Path, layout: TextLayout) -> None:
+def test_row_that_lost_its_blocks_gives_equal_codes(tiny_folder: Path, layout: TextLayout) -> None:
     benches = []
     for num_blocks in (200, 14):
         settings = dict(
@@ -179,7 +179,7 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_a_voice_that_the_decoder_cannot_hear_fails_alone(base_folder: Path, graphs: bool) -> None:
+def test_voice_that_fails_in_the_decoder_fails_alone(base_folder: Path, graphs: bool) -> None:
     embedding = np.ones(48, np.float32).tobytes()
     codes = np.full((3, 4), 9_999, np.int16).tobytes()
     broken = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")
@@ -245,7 +245,7 @@ def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[Engin
     return bench, handed
 
 
-def test_who_waits_for_a_first_chunk_gets_it_by_itself_and_all_hear_what_all_at_once_hear(tiny_folder: Path) -> None:
+def test_first_chunk_is_decoded_alone_with_equal_samples(tiny_folder: Path) -> None:
     together, all_at_once = two_who_came_one_after_the_other(tiny_folder, by_call=False)
     apart, by_call = two_who_came_one_after_the_other(tiny_folder, by_call=True)
     check_same(apart, together)
@@ -255,7 +255,7 @@ def test_who_waits_for_a_first_chunk_gets_it_by_itself_and_all_hear_what_all_at_
     assert [first, second] not in by_call
 
 
-def test_a_later_segment_of_a_reply_that_speaks_is_no_stream_more(tiny_folder: Path) -> None:
+def test_later_segment_of_a_reply_counts_no_new_stream(tiny_folder: Path) -> None:
     bench = make_bench(tiny_folder, True, admission_utilization=0.9)
     rows = [bench.submit(text=TEXT, text_closed=True, lead_ms=2_000)]
     for _ in range(100):
@@ -265,7 +265,7 @@ def test_a_later_segment_of_a_reply_that_speaks_is_no_stream_more(tiny_folder: P
     assert all(bench.heard[row].reason is not FinishReason.ERROR for row in rows)
 
 
-def test_a_listener_with_lead_gets_large_chunks_and_the_loop_sleeps_between_them(tiny_folder: Path) -> None:
+def test_listener_with_lead_gets_large_chunks(tiny_folder: Path) -> None:
     bench = make_bench(tiny_folder, True, max_frames=100, min_frame_cap=100)
     bench.step_s = 0.01
     sampling = SamplingParams(min_new_tokens=90)

@@ -19,7 +19,7 @@ def test_there_is_no_lead_before_the_first_chunk() -> None:
     assert PlaybackClock(RATE).lead_s(5.0) == 0.0
 
 
-def test_playback_starts_with_the_first_chunk_and_stands_still_while_there_is_nothing_to_play() -> None:
+def test_playback_clock_stops_while_nothing_is_left() -> None:
     clock = PlaybackClock(RATE)
     clock.emit(500, now_s=10.0)
     assert clock.lead_s(10.2) == pytest.approx(0.3)
@@ -36,7 +36,7 @@ def test_a_report_sets_the_clock_and_it_runs_on_from_there() -> None:
     assert clock.lead_s(10.6) == pytest.approx(0.8)
 
 
-def test_a_report_of_what_was_never_sent_means_that_nothing_is_left() -> None:
+def test_playback_report_beyond_sent_audio_is_clamped() -> None:
     clock = PlaybackClock(RATE)
     clock.emit(1000, now_s=10.0)
     clock.report(5000, now_s=10.1)
@@ -57,7 +57,7 @@ def test_a_report_before_the_first_chunk_sets_nothing() -> None:
 
 
 @given(moves)
-def test_the_clock_is_the_bucket_that_a_listener_empties_in_real_time(moves: list[tuple[str, int]]) -> None:
+def test_playback_clock_drains_in_real_time(moves: list[tuple[str, int]]) -> None:
     """Against the slow obvious version: a level that falls by one sample a sample time, never below nothing."""
     clock, level, sent, now_s = PlaybackClock(RATE), 0.0, 0, 100.0
     for kind, amount in moves:
@@ -94,7 +94,7 @@ def test_one_code_again_and_again_is_a_loop() -> None:
     assert trips_at(LoopGuard(50, 8), [7] * 60) == 49
 
 
-def test_a_pattern_as_long_as_the_longest_period_is_a_loop_and_a_longer_one_is_not() -> None:
+def test_loop_detection_ends_at_the_longest_period() -> None:
     assert trips_at(LoopGuard(50, 8), list(range(8)) * 10) == 49
     assert trips_at(LoopGuard(50, 8), list(range(9)) * 20) is None
 
@@ -120,7 +120,7 @@ def silence_after(level: float, num_samples: int) -> np.ndarray:
     return np.concatenate([np.full(10, 0.5), np.full(num_samples, level)]).astype(np.float32)
 
 
-def test_silence_longer_than_the_limit_trips_and_speech_starts_it_anew() -> None:
+def test_long_silence_is_detected_and_speech_resets_it() -> None:
     guard = SilenceGuard(limit_samples=100, level_dbfs=-60)
     assert not guard.push(silence_after(0.0, 99), armed=True)
     assert not guard.push(silence_after(0.0, 99), armed=True)
@@ -142,9 +142,7 @@ def test_silence_counts_only_once_the_text_is_spent() -> None:
 @given(
     st.lists(st.sampled_from([0.0, 0.0, 0.0, 0.3]), min_size=1, max_size=60), st.lists(st.integers(1, 20), max_size=9)
 )
-def test_however_the_signal_is_cut_silence_to_the_end_trips_and_nothing_trips_early(
-    signal: list[float], cuts: list[int]
-) -> None:
+def test_any_cut_detects_trailing_silence_and_not_early(signal: list[float], cuts: list[int]) -> None:
     limit, pcm = 5, np.array(signal, np.float32)
     quiet_after = [len(signal[:end]) - 1 - max([-1, *np.flatnonzero(pcm[:end])]) for end in range(1, len(signal) + 1)]
     guard, end, tripped = SilenceGuard(limit, -60), 0, False

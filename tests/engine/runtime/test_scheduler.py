@@ -55,7 +55,7 @@ def test_first_audio_comes_before_every_deadline(shape: ChecksumFamily) -> None:
     assert works_of_next_step(bench) == [newcomer]
 
 
-def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape: ChecksumFamily) -> None:
+def test_row_with_the_earliest_underrun_steps_first(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_batch_size=2, max_running_requests=4)
     rows = [speak(bench) for _ in range(3)]
     for row in rows:
@@ -66,7 +66,7 @@ def test_among_rows_that_are_heard_the_one_that_runs_dry_first_steps_first(shape
     assert works_of_next_step(bench) == [rows[1], rows[2]]
 
 
-def test_a_playback_report_changes_who_is_urgent(shape: ChecksumFamily) -> None:
+def test_playback_report_changes_urgency(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_batch_size=1, max_running_requests=3)
     ahead, behind = speak(bench), speak(bench)
     for row in (ahead, behind):
@@ -152,7 +152,7 @@ def test_a_listener_with_a_short_lead_waits_for_no_tick(shape: ChecksumFamily) -
     assert benches[0].now_s == benches[1].now_s
 
 
-def test_burst_waits_for_nobody(shape: ChecksumFamily) -> None:
+def test_burst_does_not_wait(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     row = speak(bench, lead_ms=None)
     started_s = bench.now_s
@@ -173,7 +173,7 @@ def parked(shape: ChecksumFamily, **settings: Any) -> tuple[EngineHarness, int]:
     return bench, row
 
 
-def test_starved_is_said_once_a_park_and_tells_the_lead(shape: ChecksumFamily) -> None:
+def test_starved_event_is_sent_once_a_park_with_lead(shape: ChecksumFamily) -> None:
     bench, row = parked(shape)
     [starved] = bench.heard[row].starved
     request = bench.request(row)
@@ -183,7 +183,7 @@ def test_starved_is_said_once_a_park_and_tells_the_lead(shape: ChecksumFamily) -
     assert len(bench.heard[row].starved) == 2
 
 
-def test_text_too_short_to_go_on_with_starves_nobody_again() -> None:
+def test_too_short_text_starves_once() -> None:
     from tests.fakes.cosyvoice_checksum import CosyVoiceChecksumFamily
 
     bench, row = parked(CosyVoiceChecksumFamily())
@@ -263,7 +263,7 @@ def test_a_full_house_waits_for_a_slot(shape: ChecksumFamily) -> None:
     assert bench.request(rows[2]).slot is not None
 
 
-def test_who_waits_for_the_next_step_alone_does_not_wait_for_room(shape: ChecksumFamily) -> None:
+def test_waiter_for_a_step_needs_no_capacity(shape: ChecksumFamily) -> None:
     """A server that is asked again and again between two steps is not full."""
     bench = recorder(shape, max_running_requests=3)
     rows = [speak(bench)]
@@ -277,7 +277,7 @@ def test_who_waits_for_the_next_step_alone_does_not_wait_for_room(shape: Checksu
     assert bench.engine.stats().num_waiting == 0
 
 
-def test_nobody_is_admitted_below_the_watermark(shape: ChecksumFamily) -> None:
+def test_no_request_is_admitted_below_the_watermark(shape: ChecksumFamily) -> None:
     bench = recorder(shape, num_blocks=20, watermark_blocks=18)
     first, second = speak(bench), speak(bench)
     bench.step()
@@ -292,7 +292,7 @@ def test_nobody_is_admitted_below_the_watermark(shape: ChecksumFamily) -> None:
     check_says(shape, bench.heard[third], LONG)
 
 
-def test_a_watermark_above_all_blocks_stops_nobody_alone(shape: ChecksumFamily) -> None:
+def test_watermark_above_all_blocks_admits_one_alone(shape: ChecksumFamily) -> None:
     bench = recorder(shape, num_blocks=20, watermark_blocks=100)
     rows = [speak(bench) for _ in range(3)]
     bench.run()
@@ -300,9 +300,7 @@ def test_a_watermark_above_all_blocks_stops_nobody_alone(shape: ChecksumFamily) 
     bench.check_idle()
 
 
-def test_a_stage_without_memory_for_a_slot_keeps_requests_waiting(
-    shape: ChecksumFamily, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stage_without_slot_memory_queues_requests(shape: ChecksumFamily, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = recorder(shape)
     reserve = bench.engine.stage.reserve
     monkeypatch.setattr(bench.engine.stage, "reserve", lambda: None)
@@ -322,7 +320,7 @@ def short_of_memory(shape: ChecksumFamily, **settings: Any) -> EngineHarness:
     return recorder(shape, **({"num_blocks": 18, "watermark_blocks": 0, "preempt_margin_s": 0.2} | settings))
 
 
-def test_preempted_rows_finish_and_say_the_same(shape: ChecksumFamily) -> None:
+def test_preempted_rows_finish_with_equal_codes(shape: ChecksumFamily) -> None:
     bench = short_of_memory(shape)
     rows = [speak(bench, lead_ms=lead) for lead in (None, 300, 0, None)]
     bench.run()
@@ -333,7 +331,7 @@ def test_preempted_rows_finish_and_say_the_same(shape: ChecksumFamily) -> None:
         check_says(shape, bench.heard[row], LONG)
 
 
-def test_a_waiting_row_gives_way_and_is_computed_again_only_for_text(shape: ChecksumFamily) -> None:
+def test_parked_row_is_evicted_and_recomputed_for_text(shape: ChecksumFamily) -> None:
     bench, row = parked(shape, num_blocks=17, watermark_blocks=0)
     other = speak(bench)
     bench.run(until=lambda: not bench.request(row).block_table)
@@ -381,7 +379,7 @@ def test_the_row_furthest_ahead_gives_way(shape: ChecksumFamily) -> None:
     assert bench.request(near).block_table
 
 
-def test_a_row_is_not_preempted_for_one_that_is_hardly_more_urgent(shape: ChecksumFamily) -> None:
+def test_row_is_not_preempted_for_a_slightly_urgent_one(shape: ChecksumFamily) -> None:
     bench = recorder(shape, max_running_requests=3, preempt_margin_s=1.0)
     first, second = speak(bench), speak(bench)
     for row in (first, second):
@@ -402,7 +400,7 @@ def test_a_row_is_not_preempted_for_one_that_is_hardly_more_urgent(shape: Checks
 
 
 @pytest.mark.parametrize("max_prefill_positions", [2, 3, 7, 64])
-def test_a_prefill_in_pieces_says_the_same(shape: ChecksumFamily, max_prefill_positions: int) -> None:
+def test_chunked_prefill_gives_equal_codes(shape: ChecksumFamily, max_prefill_positions: int) -> None:
     bench = recorder(shape, max_prefill_positions=max_prefill_positions)
     rows = [speak(bench, layout=TextLayout.FULL) for _ in range(4)]
     bench.run()
@@ -423,7 +421,7 @@ def test_running_rows_step_beside_a_long_prefill(shape: ChecksumFamily) -> None:
     assert bench.request(running).num_frames > frames
 
 
-def test_prefixes_on_and_off_say_the_same(shape: ChecksumFamily) -> None:
+def test_prefix_cache_changes_no_codes(shape: ChecksumFamily) -> None:
     said = []
     for max_cached_prefixes in (0, 1, 8):
         bench = recorder(shape, max_cached_prefixes=max_cached_prefixes)
@@ -452,7 +450,7 @@ def test_a_cancel_frees_everything_within_one_step(shape: ChecksumFamily, num_st
     bench.check_idle()
 
 
-def test_freed_memory_is_lent_again_only_after_the_step_in_flight(shape: ChecksumFamily) -> None:
+def test_freed_memory_is_reused_after_the_step_in_flight(shape: ChecksumFamily) -> None:
     bench = recorder(shape)
     row = speak(bench)
     run_until_heard(bench, row)

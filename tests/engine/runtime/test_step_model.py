@@ -27,13 +27,13 @@ def test_it_foresees_what_it_has_not_seen() -> None:
     assert not model.can_sustain(1600, FRAME_S)
 
 
-def test_it_says_nothing_before_it_has_seen_enough() -> None:
+def test_no_estimate_before_enough_samples() -> None:
     model = learnt(1.0, 1.0, [5] * 10)
     assert model.seconds(5) is None
     assert model.can_sustain(10**6, FRAME_S)
 
 
-def test_steps_of_one_size_say_nothing_about_growth() -> None:
+def test_steps_of_one_size_give_no_slope() -> None:
     assert learnt(0.01, 0.001, [10] * 100).seconds(40) == pytest.approx(0.02)
 
 
@@ -77,7 +77,7 @@ def most_admitted(model: StepModel, arrivals_per_s: float, seconds: float) -> tu
 
 
 @pytest.mark.parametrize("arrivals_per_s", [200.0, 2000.0])
-def test_it_refuses_before_anybody_runs_dry_and_not_long_before(arrivals_per_s: float) -> None:
+def test_admission_refuses_shortly_before_an_underrun(arrivals_per_s: float) -> None:
     admitted, dry = most_admitted(StepModel(StepTimeTable(MEASURED)), arrivals_per_s, 12.0)
     assert dry == 0
     assert 0.9 * CAN_CARRY < admitted <= CAN_CARRY
@@ -95,7 +95,7 @@ def test_a_line_is_taken_in_by_a_device_that_fills_up() -> None:
     assert dry > 0
 
 
-def test_a_step_takes_what_it_is_padded_to_and_beyond_what_was_measured_time_grows_with_the_rows() -> None:
+def test_step_time_follows_padding_and_grows_with_rows() -> None:
     shape = StepTimeTable({8: 0.010, 1: 0.004, 16: 0.009})
     assert shape.seconds(1) == pytest.approx(0.004)
     assert shape.seconds(2) == pytest.approx(0.010)

@@ -167,7 +167,7 @@ def frames_of(num_frames: int, seed: int = 0) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("num_streams", [1, 3])
-def test_what_a_stream_said_before_is_carried_from_call_to_call(codec: CodecDecoder, num_streams: int) -> None:
+def test_stream_state_carries_over_calls(codec: CodecDecoder, num_streams: int) -> None:
     stage = make_eager_stage(codec, 3, 0.0)
     streams = {slot: frames_of(15, seed) for seed in range(num_streams) if (slot := stage.reserve()) is not None}
     heard: dict[int, list[Pcm]] = {slot: [] for slot in streams}
@@ -222,7 +222,7 @@ class BrittleCodec:
 
 
 @pytest.mark.parametrize(("code", "message"), [(1, "a fault in the codec"), (2, "not finite")])
-def test_a_row_that_breaks_the_decoder_breaks_it_for_itself_alone(codec: CodecDecoder, code: int, message: str) -> None:
+def test_row_that_breaks_the_decoder_fails_alone(codec: CodecDecoder, code: int, message: str) -> None:
     stage = make_eager_stage(BrittleCodec(codec), 3, 0.0)
     streams = {slot: frames_of(2, seed) for seed in range(3) if (slot := stage.reserve()) is not None}
     broken = sorted(streams)[1]
@@ -268,7 +268,7 @@ def test_a_recording_is_decoded_once_and_kept(codec: CodecDecoder, monkeypatch: 
     assert heard == [7]
 
 
-def test_a_slot_that_is_released_in_the_middle_of_its_recording_leaves_nothing(codec: CodecDecoder) -> None:
+def test_slot_released_in_mid_recording_leaves_nothing(codec: CodecDecoder) -> None:
     stage = make_eager_stage(codec, 1, 0.0)
     slot = stage.reserve()
     assert slot is not None

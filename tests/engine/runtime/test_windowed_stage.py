@@ -130,9 +130,7 @@ def test_raw_cuts_are_heard_and_crossfaded_ones_are_not(
 
 
 @pytest.mark.parametrize("piece", [1, 2, 4])
-def test_the_exact_stage_has_no_seams_and_its_crossfader_changes_nothing(
-    smooth_codec: CodecDecoder, piece: int
-) -> None:
+def test_exact_stage_has_no_seams(smooth_codec: CodecDecoder, piece: int) -> None:
     pieces = [piece] * (NUM_FRAMES // piece)
     chunks = decode(make_eager_stage(smooth_codec, 1, 0.0), frames_of(NUM_FRAMES), pieces)
     assert seam_report(raw(chunks), seams(pieces, 0), RATE).passes
@@ -143,7 +141,7 @@ def test_the_exact_stage_has_no_seams_and_its_crossfader_changes_nothing(
 
 @given(pieces=cuts_of(24, max_piece=10), context_frames=st.integers(1, 5), overlap_samples=st.integers(0, FRAME))
 @settings(max_examples=10)
-def test_what_a_tail_said_is_said_again_at_the_same_place_and_nothing_is_lost(
+def test_tail_is_repeated_in_place_without_loss(
     smooth_codec: CodecDecoder, pieces: list[int], context_frames: int, overlap_samples: int
 ) -> None:
     stage = WindowedDecodeStage(smooth_codec, 1, 0.0, context_frames, overlap_samples)
@@ -179,7 +177,7 @@ def spoken_frames() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("context_frames", [1, 2])
-def test_seams_in_speech_are_heard_raw_and_healed_by_the_crossfade(
+def test_crossfade_removes_seams_in_speech(
     voice: CodecDecoder, spoken_frames: list[list[int]], context_frames: int
 ) -> None:
     pieces = [2] * (len(spoken_frames) // 2)

@@ -177,7 +177,7 @@ def test_model_without_revision_prints_its_commit(hub: Hub, tmp_path: Path) -> N
     assert "not pinned" not in resolved(hub, tmp_path / "cache", f"{REPO}@{COMMIT}").stderr
 
 
-def test_a_model_the_hub_does_not_have_is_told_by_its_name(hub: Hub, tmp_path: Path) -> None:
+def test_model_missing_on_the_hub_is_named(hub: Hub, tmp_path: Path) -> None:
     done = resolved(hub, tmp_path / "cache", "owner/no-such-voice")
     assert done.returncode != 0
     assert "owner/no-such-voice is no folder here, and the hub did not give it" in done.stderr

@@ -142,6 +142,6 @@ def test_a_shard_outside_the_folder_is_refused(folder: Path, name: str) -> None:
     assert repr(name) in refusal(folder)
 
 
-def test_quantized_weights_are_told(folder: Path) -> None:
+def test_quantized_weights_are_reported(folder: Path) -> None:
     write(folder, tensors() | {"model.1.weight": torch.ones(2, 3, dtype=torch.int8)})
     assert "model.1.weight is of type I8; what is built here: F64, F32, BF16, F16" in refusal(folder)

@@ -46,7 +46,7 @@ def test_mel_that_is_not_the_last(golden: Golden, vectors: dict[str, Tensor], ca
     close(mel, vectors[f"{case.name}/chunk open"])
 
 
-def test_the_masks_are_told_apart(vectors: dict[str, Tensor]) -> None:
+def test_masks_are_distinguished(vectors: dict[str, Tensor]) -> None:
     """Without a difference in the vectors the tests above would pass with either."""
     chunk, full = (vectors[f"{FIRST.name}/{mask} final"] for mask in MASKS)
     assert (chunk - full).abs().max() > 50 * 1e-4 * chunk.abs().max()

@@ -107,7 +107,7 @@ async def test_marks_that_were_cleared_are_never_reached() -> None:
     assert reached == []
 
 
-async def test_the_writer_wakes_when_a_line_goes_on_returns_a_mark_or_is_cleared() -> None:
+async def test_writer_wakes_on_resume_mark_and_clear() -> None:
     alarm = Counter[str]()
     line = began_line(lambda: alarm.update(["wake"]))
     line.set_paused(False)
@@ -313,7 +313,7 @@ async def test_packets_lost_doubled_late_and_bunched_break_nothing() -> None:
         await call.event(model.CallReplyPlayed)
 
 
-async def test_what_may_not_be_said_is_refused() -> None:
+async def test_forbidden_message_is_refused() -> None:
     async with phone(calls__max_pending_replies=2, calls__max_marks_per_reply=1, limits__max_response_chars=40) as call:
         await connect(call)
         await call.command(model.SayCommand(text="Hello.", reply_id="a", end=False))
@@ -457,7 +457,7 @@ async def test_an_agent_waits_for_no_line() -> None:
         assert call.far.events[-1] == "clear"
 
 
-async def test_a_wire_that_broke_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_pipe_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with phone() as call:
         await connect(call)

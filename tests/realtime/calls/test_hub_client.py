@@ -194,7 +194,7 @@ async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, capl
     assert "gateway hub client failed" in caplog.text
 
 
-async def test_without_an_exchange_there_is_nothing_to_tell() -> None:
+async def test_no_exchange_gives_no_report() -> None:
     board = CallRegistry(10)
     async with HubClient(board, None, WAIT_S).open():
         assert board.elsewhere is None

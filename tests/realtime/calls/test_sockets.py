@@ -163,7 +163,7 @@ async def test_other_lines_show_a_key(live: LiveServer) -> None:
         assert (await told(agent, "reply.played"))["confirmed"]
 
 
-async def test_who_reads_events_by_http_counts_as_connected() -> None:
+async def test_http_event_reader_counts_as_connected() -> None:
     async with live_server(limits__max_connections=3) as live, live.http() as http:
         async with dial(live, "/v1/calls") as agent, dial(live, "/v1/calls/vonage") as line:
             await line.send('{"event":"websocket:connected","content-type":"audio/l16;rate=16000","uuid":"U1"}')
@@ -198,19 +198,19 @@ async def stalled_reader(live: LiveServer) -> AsyncIterator[socket.socket]:
 SMALL = {"listen__send_buffer_bytes": 4096, "listen__write_buffer_bytes": 4096}
 
 
-async def test_who_reads_no_more_events_by_http_is_cut() -> None:
+async def test_http_reader_that_stops_reading_is_cut() -> None:
     async with live_server(limits__reader_timeout_s=0.2, **SMALL) as live, stalled_reader(live):
         pass
 
 
-async def test_who_is_left_behind_by_events_is_told_by_the_last_one() -> None:
+async def test_slow_reader_gets_the_last_event() -> None:
     async with live_server(calls__max_queued_events=16, **SMALL) as live, stalled_reader(live) as reader:
         told = await asyncio.to_thread(lambda: b"".join(iter(lambda: reader.recv(65_536), b"")))
         last = json.loads(told.rsplit(b"data: ", 1)[1].splitlines()[0])
         assert (last["type"], last["code"]) == ("error", "slow_reader")
 
 
-async def test_readers_who_come_at_once_are_counted_as_they_come() -> None:
+async def test_simultaneous_readers_are_counted_in_order() -> None:
     async with (
         live_server(limits__max_connections=5, limits__max_http_connections=100) as live,
         live.http() as http,
@@ -248,7 +248,7 @@ async def test_readers_who_come_at_once_are_counted_as_they_come() -> None:
         (json.dumps({"type": "say", "text": "x" * 300_000}), "message_too_big"),
     ],
 )
-async def test_what_an_agent_may_not_say_is_answered(live: LiveServer, message: str | bytes, code: str) -> None:
+async def test_forbidden_agent_message_is_answered(live: LiveServer, message: str | bytes, code: str) -> None:
     async with dial(live, "/v1/calls", Authorization=f"Bearer {KEY}") as agent:
         await agent.send(message)
         assert (await told(agent, "error"))["code"] == code

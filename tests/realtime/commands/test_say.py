@@ -152,7 +152,7 @@ def test_standard_output_holds_nothing_but_speech(fake_engine, wav, capfdbinary)
     assert capfdbinary.readouterr().out[44:] == wav.read_bytes()[44:]
 
 
-def test_without_player_and_file_it_says_what_to_do(fake_engine, monkeypatch, capsys):
+def test_without_player_and_file_the_error_gives_advice(fake_engine, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert main(["say", TEXT]) == 1
     assert "name a file with -o" in capsys.readouterr().err

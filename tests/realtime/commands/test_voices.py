@@ -97,7 +97,7 @@ def test_configuration_file_gives_voices_folder(
     assert VoiceStore(tmp_path / "there").find(SHARED, "ann")
 
 
-def test_settings_that_cannot_be_used_are_told(
+def test_unusable_settings_are_reported(
     engine: FakeSpeechEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     assert main(["voices", "--config", "nowhere.toml"]) == 2
@@ -138,7 +138,7 @@ def test_a_voice_may_belong_to_a_key(engine: FakeSpeechEngine, tmp_path: Path) -
         (["remove", "../x"], "no voice"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_impossible_request_is_reported(
     engine: FakeSpeechEngine,
     folder: Path,
     wav: str,

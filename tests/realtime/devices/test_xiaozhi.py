@@ -184,7 +184,7 @@ async def test_a_hello_that_is_wrong_ends_the_line(live: LiveServer) -> None:
             assert line.close_reason == reason, message
 
 
-async def test_who_is_let_in() -> None:
+async def test_admission_by_credentials() -> None:
     key = "a-key-of-enough-characters"
     async with live_server(auth__api_keys=f"home:{key}") as live:
         for headers in ({}, {"Authorization": "Bearer wrong"}):

@@ -195,7 +195,7 @@ async def test_sound_of_strangers_and_floods_is_dropped(live: LiveServer) -> Non
         assert stream.crypto._heard < 250, "so many a second, and no more"
 
 
-async def test_who_is_let_in() -> None:
+async def test_admission_by_credentials() -> None:
     async with live_server(**PORTS, auth__api_keys=f"home:{KEY}") as live:
         for wrong in (None, "not-a-key-of-this-server"):
             with pytest.raises(aiomqtt.MqttError, match="uthori"):
@@ -279,7 +279,7 @@ async def test_an_end_with_devices_on_it_is_no_fault(caplog: pytest.LogCaptureFi
     assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_who_shows_no_key_takes_no_devices_place() -> None:
+async def test_client_without_key_takes_no_device_slot() -> None:
     limits = {"xiaozhi__max_devices": 1, "limits__max_http_connections": 2}
     async with live_server(**PORTS, **limits, auth__api_keys=f"home:{KEY}") as live:
         strangers = [await asyncio.open_connection("127.0.0.1", ports(live).port) for _ in range(2)]

@@ -130,7 +130,7 @@ async def read_on(socket: ClientConnection) -> None:
 
 @every
 @pytest.mark.parametrize("text", ["", " ", "...", "😀"])
-async def test_a_turn_with_nothing_to_say_ends_too(live: LiveServer, client: VendorClient, text: str) -> None:
+async def test_turn_without_speech_ends(live: LiveServer, client: VendorClient, text: str) -> None:
     if client.name == "deepgram flux" and not text:
         pytest.skip("no text, no turn")
     async with dial(live, client) as socket:
@@ -508,7 +508,7 @@ async def test_engine_failure_is_reported_in_vendor_format(client: VendorClient)
 
 
 @every
-async def test_a_server_about_to_stop_lets_a_turn_end_and_says_goodbye(client: VendorClient) -> None:
+async def test_draining_server_ends_the_turn_then_says_goodbye(client: VendorClient) -> None:
     async with live_server(FakeSpeechEngine(QUICK), listen__drain_timeout_s=WAIT_S) as live:
         async with dial(live, client) as socket:
             await send(socket, client, client.say("t1", TEXT))
@@ -538,7 +538,7 @@ CHAOS_MESSAGES = 300
 @pytest.mark.parametrize(
     "wire", [wire for wire in DIALECT_ROUTES if wire.transport == "socket"], ids=lambda wire: wire.path
 )
-async def test_nothing_is_left_of_a_client_that_says_anything(live: LiveServer, wire: DialectRoute) -> None:
+async def test_any_client_messages_leave_nothing_behind(live: LiveServer, wire: DialectRoute) -> None:
     rng = random.Random(7)
     chaos = ChaoticClient(rng, messages_of(wire.path))
     path = wire.path.replace("{voice_id}", "zoe") + "?model=flux-zoe-en"

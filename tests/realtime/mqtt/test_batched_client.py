@@ -55,7 +55,7 @@ async def test_what_is_written_in_a_turn_leaves_after_it(pair: Pair) -> None:
     assert pair.other.recv(100) == b"one two three"
 
 
-async def test_who_writes_more_than_is_taken_waits(pair: Pair) -> None:
+async def test_writer_waits_when_the_buffer_is_full(pair: Pair) -> None:
     said = bytes(range(256)) * (MAX_WAITING_BYTES * 32 // 256)
     pair.socket.send(said)
     await asyncio.sleep(0)
@@ -77,7 +77,7 @@ async def test_what_was_written_leaves_before_it_closes(pair: Pair) -> None:
     assert pair.other.recv(100) == b""
 
 
-async def test_who_waits_for_room_is_released_when_it_closes(pair: Pair) -> None:
+async def test_waiter_for_capacity_is_released_at_close(pair: Pair) -> None:
     pair.socket.send(bytes(64 * MAX_WAITING_BYTES))
     await asyncio.sleep(0)
     waiting = asyncio.create_task(pair.socket.free_bytes())
@@ -260,7 +260,7 @@ async def test_no_more_is_on_its_way_than_the_broker_takes(liar: tuple[socket.so
         assert heard.count(b"\x00\x03row") == 3
 
 
-async def test_who_says_much_holds_up_nobody(liar: tuple[socket.socket, int]) -> None:
+async def test_verbose_client_delays_no_other(liar: tuple[socket.socket, int]) -> None:
     server, port = liar
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
     reading = asyncio.create_task(read_slowly(server))

@@ -115,7 +115,7 @@ async def test_a_broker_that_hangs_is_given_up(tmp_path: Path) -> None:
             await ready(live)
 
 
-async def test_a_broker_that_takes_connections_and_says_nothing() -> None:
+async def test_silent_broker_is_left() -> None:
     held: list[asyncio.StreamWriter] = []
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -251,7 +251,7 @@ def test_files_that_are_not_there_are_named() -> None:
         BrokerConnector(MqttSettings(url="mqtts://127.0.0.1", tls_ca="nowhere.pem"), "x")
 
 
-async def test_nobody_answers_a_client(tmp_path: Path) -> None:
+async def test_silent_server_times_out_the_client(tmp_path: Path) -> None:
     with running(tmp_path) as broker:
         settings = mqtt_settings(broker.port, response_timeout_s=0.2)
         with pytest.raises(MqttSessionRejected, match="no server answers on voice/v1/open"):

@@ -283,7 +283,7 @@ async def test_a_flood_of_messages_ends_the_session_and_no_other(broker: Mosquit
         assert (await calm.told("done"))["status"] == "completed"
 
 
-async def test_idle_sessions_and_an_end_of_the_server_are_told(broker: Mosquitto) -> None:
+async def test_idle_timeout_and_shutdown_are_reported(broker: Mosquitto) -> None:
     async with client(broker) as agent:
         async with bridged(broker, limits__idle_timeout_s=0.3):
             session = await agent.open()

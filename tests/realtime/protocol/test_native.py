@@ -87,7 +87,7 @@ def test_what_is_no_event_is_refused_by_name(text: str, code: str, param: str | 
     assert (refusal.value.code, refusal.value.param) == (code, param)
 
 
-def test_older_clients_pass_over_fields_they_do_not_know() -> None:
+def test_older_clients_ignore_unknown_fields() -> None:
     event = native.parse_server('{"type":"text.flushed","response_id":"a","flush":0,"end_sample":4,"new":true}')
     assert native.parse_server(native.serialize(event)) == event
 

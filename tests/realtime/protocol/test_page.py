@@ -103,7 +103,7 @@ def test_every_setting_has_a_row(name: str) -> None:
     assert row_of(name)
 
 
-def test_sampling_is_told() -> None:
+def test_sampling_is_reported() -> None:
     assert all(f"`{name}`" in row_of("sampling") for name in NativeSamplingOptions.__struct_fields__)
 
 
@@ -113,7 +113,7 @@ def test_every_error_has_a_row(code: str, rule: ErrorRule) -> None:
     assert row_of(code, ERRORS) == f"| `{code}` | {rule.fault} | {rule.http_status} | {close} | {rule.meaning} |"
 
 
-def test_no_error_is_told_that_is_none() -> None:
+def test_regular_ends_report_no_error() -> None:
     table = ERRORS.partition("| code | fault |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RULES)
 

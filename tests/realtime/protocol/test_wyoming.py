@@ -122,7 +122,7 @@ def test_invalid_event_is_reported_and_affects_nothing_else(kind: str, data: dic
     assert error.value.param == param
 
 
-def test_the_whole_text_again_is_for_those_who_know_no_chunks() -> None:
+def test_full_text_is_repeated_for_clients_without_chunks() -> None:
     session = dialect()
     intents = said(
         session,

@@ -430,7 +430,7 @@ async def test_a_voice_is_heard_stored_and_spoken_with(real: LiveServer) -> None
         assert (await speak_natively(client, "Hello there.", voice="ben", max_frames=6)).done.status == "completed"
 
 
-async def test_a_stored_voice_speaks_as_its_recording_does(real: LiveServer) -> None:
+async def test_stored_voice_equals_its_recording(real: LiveServer) -> None:
     """The same request, with the voice's name or with the recording itself, gives the same audio."""
     wav = wav_file(SPEECH, 16_000)
     reference = f"data:audio/wav;base64,{base64.b64encode(wav).decode()}"

@@ -75,7 +75,7 @@ async def test_every_format_has_equal_duration_and_level(live: LiveServer, name:
 
 
 @pytest.mark.parametrize("name", MEDIA_TYPES)
-async def test_a_whole_file_knows_its_length_and_its_price(live: LiveServer, name: str) -> None:
+async def test_whole_file_has_length_and_cost(live: LiveServer, name: str) -> None:
     status, headers, content = await post(live, response_format=name, stream=False)
     assert (status, headers["content-type"]) == (200, MEDIA_TYPES[name])
     assert int(headers["content-length"]) == len(content)
@@ -273,7 +273,7 @@ async def test_a_client_that_leaves_frees_its_slot(live: LiveServer, stream: boo
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
-async def test_encoders_have_as_many_threads_as_the_setting_says(num_threads: int) -> None:
+async def test_encoder_threads_follow_the_setting(num_threads: int) -> None:
     before = encoder_threads()
     async with live_server(limits__encoder_threads=num_threads) as live:
         async with live.http() as http:

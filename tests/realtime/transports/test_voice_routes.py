@@ -91,7 +91,7 @@ async def test_a_voice_s_whole_life(live: LiveServer) -> None:
     assert (status, told["error"]["code"]) == (404, "voice_not_found")
 
 
-async def test_voices_with_ids_for_those_who_look_for_them(live: LiveServer) -> None:
+async def test_voices_have_ids_for_clients_that_need_them(live: LiveServer) -> None:
     await add(live, speaker_description="warm")
     status, told = await get(live, "/v1/voices")
     assert status == 200
@@ -300,7 +300,7 @@ async def test_limits_of_the_store_are_named(tmp_path: Path) -> None:
     assert "max_voices_per_key is 1" in told["error"]["message"]
 
 
-async def test_a_model_that_does_not_clone_says_so(tmp_path: Path) -> None:
+async def test_model_without_cloning_refuses_a_clone(tmp_path: Path) -> None:
     engine = cloning_engine(can_clone=False, can_encode=False)
     async with live_server(engine, voices__folder=str(tmp_path)) as live:
         for audio, fields in ((WAV, {}), (None, {"speaker_embedding": NUMBERS})):

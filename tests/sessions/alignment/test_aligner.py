@@ -106,7 +106,7 @@ def test_any_cut_of_speech_and_text_gives_the_same_times(speech, text_places):
     assert aligned(cut(TEXT, text_places), speech).bounds == whole()
 
 
-def test_what_is_told_stays_and_comes_soon_after_it_was_spoken():
+def test_reported_words_stay_and_follow_speech_soon():
     aligner, told = ForcedAligner(RATE), []
     aligner.add_text(TEXT)
     aligner.end_text()

@@ -166,7 +166,7 @@ def test_after_the_end_nothing_changes(end):
     assert aligner.estimate() == known
 
 
-def test_who_forgets_waits_for_one_piece_at_most():
+def test_discard_waits_for_one_piece_at_most():
     begun, go_on, num_heard = threading.Event(), threading.Event(), 0
 
     class Slow(UniformAligner):
@@ -228,7 +228,7 @@ def one_piece_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_backlog, "SLICE_S", 0.0)
 
 
-async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
+async def test_everything_is_checked_without_a_request() -> None:
     made: list[Aligner] = []
     moments = IdleAlignmentBacklog(ENOUGH)
     aligner = LazyAligner(lambda: made.append(letters()) or made[-1], moments)
@@ -244,7 +244,7 @@ async def test_all_of_it_is_looked_through_though_nobody_asks() -> None:
     assert aligner.estimate() == at_once.estimate()
 
 
-async def test_whoever_asks_before_that_is_told_the_same() -> None:
+async def test_earlier_query_gives_the_same_answer() -> None:
     aligner, at_once = LazyAligner(letters, IdleAlignmentBacklog(ENOUGH)), letters()
     for told in (aligner, at_once):
         told.add_text(TEXT)

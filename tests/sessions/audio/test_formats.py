@@ -60,7 +60,7 @@ def test_what_loses_nothing_gives_every_sample_back(rate: int) -> None:
         np.testing.assert_array_equal(decoded, s16_to_float(float_to_s16(signal)))
 
 
-def test_raw_samples_are_what_they_say() -> None:
+def test_raw_samples_match_their_header() -> None:
     signal = speech_like(2_000, 8_000, seed=2)
     data = {encoding: encoded(audio_format(encoding), signal) for encoding in STREAMS if encoding not in DEMUXERS}
     np.testing.assert_array_equal(np.frombuffer(data[Encoding.PCM_F32LE], "<f4"), signal)
@@ -87,7 +87,7 @@ def likeness(one: Pcm, other: Pcm) -> float:
 
 
 @pytest.mark.parametrize(("encoding", "rate"), [(e, rate) for e, rate in ALL_RATES if e in DEMUXERS])
-def test_no_more_is_held_back_than_the_table_says(encoding: Encoding, rate: int) -> None:
+def test_held_text_is_bounded_by_the_table(encoding: Encoding, rate: int) -> None:
     """As much silence as that behind the speech, and all of the speech can be heard before the stream has ended."""
     audio = audio_format(encoding, rate)
     encoder = stream_encoder(audio)

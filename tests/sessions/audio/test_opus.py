@@ -311,7 +311,7 @@ def test_falls_back_to_the_system_library(fresh_load: None, monkeypatch: pytest.
     assert asked == ["0", "1"]
 
 
-def test_without_any_library_the_error_tells_what_to_install(fresh_load: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_error_names_the_package(fresh_load: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> object:
         raise OSError("libopus.so: cannot open shared object file")
 
@@ -397,7 +397,7 @@ def test_pages_hold_every_packet_and_end_where_the_sound_ends(
     assert pages[-1].granule == (num_samples + settings.pre_skip_samples) * 48_000 // sample_rate
 
 
-def test_headers_tell_pre_skip_and_rate() -> None:
+def test_headers_have_pre_skip_and_rate() -> None:
     settings = OpusSettings(sample_rate=24_000)
     head, tags = read_pages(OggOpusMuxer(settings).headers())
     assert head.packets == [b"OpusHead" + struct.pack("<BBHIhB", 1, 1, 312, 24_000, 0, 0)]

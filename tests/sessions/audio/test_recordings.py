@@ -129,7 +129,7 @@ async def test_child_imports_nothing_from_its_folder(tmp_path: Path, monkeypatch
     assert (await decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits())).size > 0
 
 
-async def test_a_child_s_refusal_is_told() -> None:
+async def test_refusal_by_child_process_is_reported() -> None:
     with pytest.raises(InvalidRequest, match=r"longer than 0\.05 s"):
         await decode_in_subprocess(SMALL["wav"], RATE, DecodeLimits(max_s=0.05))
     with pytest.raises(InvalidRequest, match="neither of"):

@@ -89,7 +89,7 @@ EVERY_SAMPLE = np.arange(65_536, dtype=np.uint16).view(np.int16)
 
 
 @pytest.mark.parametrize(("table", "slow"), [(mulaw_encode_table, slow_mulaw), (alaw_encode_table, slow_alaw)])
-def test_all_65536_samples_encode_as_the_algorithm_says(table, slow) -> None:
+def test_all_65536_samples_encode_as_specified(table, slow) -> None:
     assert table().tolist() == [slow(int(sample)) for sample in EVERY_SAMPLE]
 
 
@@ -154,13 +154,13 @@ def test_a_stream_of_unknown_length_reads_to_its_end() -> None:
     assert np.array_equal(read, float_to_s16(pcm))
 
 
-def test_headers_tell_the_length_of_the_file() -> None:
+def test_headers_have_the_length_of_the_file() -> None:
     assert len(wav_header(24_000)) == HEADER_BYTES
     assert wav_header(24_000, 7)[4:8] == (HEADER_BYTES + 14 - 8).to_bytes(4, "little")
     assert wav_header(24_000)[4:8] == b"\xff\xff\xff\xff"
 
 
 @pytest.mark.parametrize("num_samples", [-1, MAX_SAMPLES + 1])
-def test_lengths_that_cannot_be_told_are_refused(num_samples: int) -> None:
+def test_ambiguous_lengths_are_refused(num_samples: int) -> None:
     with pytest.raises(ValueError, match=f"between 0 and {MAX_SAMPLES}, got {num_samples}"):
         wav_header(24_000, num_samples)

@@ -54,7 +54,7 @@ def said(parts: list[str], settings: NormalizerSettings | None = None) -> Spanne
 
 
 @pytest.mark.parametrize(("raw", "spoken"), [pytest.param(*case, id=f"{kind}: {case[0]}") for kind, *case in CASES])
-def test_written_text_is_spoken_as_its_case_says(raw: str, spoken: str) -> None:
+def test_written_text_is_normalized_as_its_case(raw: str, spoken: str) -> None:
     assert normalize(raw) == spoken
 
 
@@ -117,7 +117,7 @@ def test_normalized_text_stays_as_it_is() -> None:
             assert normalize(spoken) == spoken
 
 
-def test_a_word_is_said_when_white_space_follows() -> None:
+def test_word_is_emitted_when_white_space_follows() -> None:
     normalizer = IncrementalNormalizer()
     assert normalizer.push("Hello,").text == ""
     assert normalizer.push(" ").text == "Hello,"
@@ -138,7 +138,7 @@ def test_a_number_waits_for_its_unit() -> None:
     assert normalizer.push("km ").text == " five kilometers"
 
 
-def test_flush_says_what_is_held_back() -> None:
+def test_flush_emits_held_text() -> None:
     normalizer = IncrementalNormalizer()
     normalizer.push("It is 5")
     assert normalizer.flush().text == " five"
@@ -172,7 +172,7 @@ def test_something_speakable(text: str) -> None:
     assert speakable(text)
 
 
-def test_code_blocks_are_said_when_asked_for() -> None:
+def test_code_blocks_are_spoken_on_request() -> None:
     text = "Look:\n```python\nx = 1\n```\nDone"
     assert normalize(text) == "Look: Done"
     assert normalize(text, NormalizerSettings(speak_code_blocks=True)) == "Look: x equals one Done"
@@ -244,7 +244,7 @@ def test_grouped_digits_are_the_digits_in_groups_of_3_to_5(run: str) -> None:
 
 
 @given(st.from_regex(r"[0-9]{1,40}(\.[0-9]{1,10})?", fullmatch=True))
-def test_any_written_number_can_be_said(text: str) -> None:
+def test_any_written_number_is_spoken(text: str) -> None:
     assert set(number(text)) <= set("abcdefghijklmnopqrstuvwxyz- ")
 
 
@@ -305,7 +305,7 @@ def test_a_block_is_what_stands_at_its_place(text: str) -> None:
 
 
 @given(text=block_texts)
-def test_the_start_of_each_block_is_told_first(text: str) -> None:
+def test_start_of_each_block_comes_first(text: str) -> None:
     parts = [part for part in parts_of([text]) if not isinstance(part, LineBreak)]
     for before, part in pairwise(parts):
         if isinstance(part, TextBlock):
@@ -348,7 +348,7 @@ def rewritten(parts: list[tuple[str, int, int]]) -> SpannedText:
     return SpannedText.join(pieces)
 
 
-def test_a_number_said_in_words_stands_for_its_digits() -> None:
+def test_number_in_words_maps_to_its_digits() -> None:
     spoken = SpannedText.join(
         [SpannedText.from_raw("I have ", 0), SpannedText.from_raw("twenty-one", 7, 9), SpannedText.from_raw(" cats", 9)]
     )

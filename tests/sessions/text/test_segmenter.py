@@ -186,7 +186,7 @@ def test_flush_ends_what_is_open_and_nothing_else() -> None:
     assert segmenter.push(SpannedText.from_raw(" you", 2)) == [SegmentText(1, SpannedText.from_raw("you", 3))]
 
 
-def test_digits_count_as_what_they_take_to_say() -> None:
+def test_digits_count_as_their_spoken_length() -> None:
     """So that no segment has more of them than models take tokens."""
     found = texts("0123456789" * 100, SegmenterSettings())
     assert [len(text) for text in found] == [200] * 5
@@ -218,7 +218,7 @@ def test_common_scripts_are_cut_as_without_a_token_limit() -> None:
         assert texts(text, SegmenterSettings(max_segment_tokens=200)) == texts(text, SegmenterSettings())
 
 
-def test_a_word_that_no_tokenizer_knows_makes_short_segments() -> None:
+def test_word_unknown_to_tokenizer_makes_short_segments() -> None:
     found = texts("b" * 600, SegmenterSettings(max_segment_tokens=200))
     assert sum(map(len, found)) == 600
     assert max(map(len, found)) <= 200

@@ -58,7 +58,7 @@ def test_a_voice_is_noticed_soon_after_it_begins(speech: Pcm) -> None:
     assert START < found[0] < START + 0.3 * RATE
 
 
-def test_every_encoding_and_rate_tells_about_the_same(speech: Pcm) -> None:
+def test_every_encoding_and_rate_gives_similar_times(speech: Pcm) -> None:
     expected = noticed(BargeInDetector("mulaw", RATE, BargeInSettings()), pcm_to_mulaw(speech), PACKET)[0]
     assert noticed(BargeInDetector("alaw", RATE, BargeInSettings()), pcm_to_alaw(speech), PACKET)[0] == expected
     for rate in (16_000, 24_000):
@@ -217,7 +217,7 @@ def test_what_was_missed_is_shown_before_what_is_louder(asked: list[bytes]) -> N
     assert [window for window in asked if window in one] == one[MAX_SKIPPED_WINDOWS::-1], "in their order"
 
 
-def test_an_ear_that_rests_hears_anew(speech: Pcm) -> None:
+def test_detector_starts_anew_after_a_pause(speech: Pcm) -> None:
     """After a voice was noticed, the next is: also when nobody listened to the silence between."""
     ear, data = BargeInDetector("mulaw", RATE, BargeInSettings()), pcm_to_mulaw(speech)
     first = noticed(ear, data[: 2 * RATE], PACKET)
@@ -284,7 +284,7 @@ def test_what_is_cleared_is_not_played() -> None:
     assert voice.level_db(FRAME) < -50
 
 
-def test_a_line_on_which_nobody_listens_keeps_no_more_and_more() -> None:
+def test_unread_transport_buffers_a_bounded_amount() -> None:
     voice = PlayoutLevel("mulaw", 8_000)
     for number in range(5_000):
         voice.on_sent((number + 1) * FRAME, LOUD)
@@ -451,7 +451,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.virtual_time
-async def test_each_is_told_what_it_is_told_alone(runs: list[tuple[int, int]]) -> None:
+async def test_each_gets_the_events_it_gets_alone(runs: list[tuple[int, int]]) -> None:
     data = [PACKETS[(7 * number) % 100] for number in range(60)] + [b"\xff" * 160] * 30 + PACKETS[:10]
     alone = BargeInDetector("mulaw", 8_000, SETTINGS)
     expected = sum(alone.detect(packet) for packet in data)
@@ -483,7 +483,7 @@ async def test_a_flood_is_looked_at_in_turns_and_all_of_it(runs: list[tuple[int,
 
 
 @pytest.mark.virtual_time
-async def test_a_forgotten_ear_is_told_nothing(runs: list[tuple[int, int]]) -> None:
+async def test_dropped_detector_gets_no_events(runs: list[tuple[int, int]]) -> None:
     ears, ear = VadScheduler(), BargeInDetector("mulaw", 8_000, SETTINGS)
     ears.push(ear, b"\xff" * 1_600, lambda: pytest.fail("it was told"))
     ears.remove(ear)

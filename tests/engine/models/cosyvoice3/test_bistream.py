@@ -112,7 +112,7 @@ def test_whenever_text_comes_the_layout_is_that_of_training(
     assert row.phase is SamplingPhase.REST
 
 
-def test_a_block_waits_for_five_ids_and_none_is_fed_to_get_a_wish() -> None:
+def test_block_waits_for_five_ids() -> None:
     bistream, row = begun([], [])
     assert isinstance(bistream.next_input(row), AwaitText)
     row.text.ids += [1, 2, 3, 4]
@@ -129,7 +129,7 @@ def test_a_block_waits_for_five_ids_and_none_is_fed_to_get_a_wish() -> None:
     assert bistream.next_input(row) == TalkerInputs([CONFIG.text_vocab_size + 14, 6, 7, 8, 9, 10])
 
 
-def test_nothing_is_spoken_before_the_first_text_however_long_the_transcript() -> None:
+def test_no_speech_before_text_with_any_transcript() -> None:
     bistream, row = begun(list(range(40)), list(range(15)))
     assert isinstance(bistream.next_input(row), AwaitText)
 

@@ -122,6 +122,6 @@ def test_a_backbone_of_another_kind(folder: Path, tmp_path: Path) -> None:
         ("max_blocks_per_step", 0),
     ],
 )
-def test_a_value_that_cannot_be_is_told_with_its_name(name: str, value: Any) -> None:
+def test_invalid_value_error_names_the_field(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=rf"cosyvoice3\.flow\.{name} is "):
         FlowSettings(**{name: value})

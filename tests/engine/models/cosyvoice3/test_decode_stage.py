@@ -145,7 +145,7 @@ def test_the_comparison_sees_a_block_that_lost_its_past(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "num_needed"), [("none", 8), ("short", 4), ("one block", 4), ("two", 5), ("aligned", 8)]
 )
-def test_the_first_block_goes_as_soon_as_it_hears_all_it_will(name: str, num_needed: int) -> None:
+def test_first_block_leaves_when_its_input_is_complete(name: str, num_needed: int) -> None:
     """What its prompt leaves of a block, and three to hear ahead (spec 4.8)."""
     stage, num_prompt = stage_of(), len(VOICES[name].tokens)
     slot = start(stage, name)
@@ -332,7 +332,7 @@ class ShortMemoryLaws(DecodeLaws):
         assert torch.isfinite(said(self.heard[slot], slot)).all()
 
 
-def test_short_of_memory_everybody_comes_to_an_end() -> None:
+def test_every_request_ends_when_memory_is_short() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
@@ -375,7 +375,7 @@ def test_a_voice_is_worked_off_once_for_all_its_rows(monkeypatch: pytest.MonkeyP
     assert found["prompt"] == 2
 
 
-def test_no_more_voices_are_kept_than_said() -> None:
+def test_cached_voices_are_bounded() -> None:
     stage = stage_of(max_cached_voices=2)
     for name in ("short", "one block", "two", "aligned", "two"):
         slot = start(stage, name)
@@ -384,7 +384,7 @@ def test_no_more_voices_are_kept_than_said() -> None:
     assert [len(row.tokens) for row in stage.memory.prompts] == [15, 13]
 
 
-def test_a_voice_nobody_waits_for_any_more_is_not_worked_off() -> None:
+def test_abandoned_voice_is_not_computed() -> None:
     stage = stage_of(ode_steps_per_engine_step=1, urgent_ode_steps_per_engine_step=1)
     slot = start(stage, "two")
     stage.step({})
@@ -393,7 +393,7 @@ def test_a_voice_nobody_waits_for_any_more_is_not_worked_off() -> None:
     assert len(stage.memory.prompts) == 0
 
 
-def test_who_runs_dry_first_goes_first() -> None:
+def test_earliest_underrun_goes_first() -> None:
     stage = stage_of(max_blocks_per_step=1, ode_steps_per_engine_step=1, urgent_ode_steps_per_engine_step=1)
     relaxed, urgent = start(stage), start(stage)
     for slot in (relaxed, urgent):
@@ -403,7 +403,7 @@ def test_who_runs_dry_first_goes_first() -> None:
     assert heard == [urgent, urgent, relaxed, relaxed]
 
 
-def test_who_has_heard_nothing_goes_before_who_is_at_the_lead() -> None:
+def test_row_without_audio_precedes_row_at_its_lead() -> None:
     stage = stage_of(max_blocks_per_step=1)
     ahead, fresh = start(stage), start(stage)
     for token in tokens_of(13):
@@ -415,7 +415,7 @@ def test_who_has_heard_nothing_goes_before_who_is_at_the_lead() -> None:
     assert [chunk.slot for chunk in run_dry(stage)] == [fresh, ahead, fresh]
 
 
-def test_a_voice_gives_way_alone_to_a_request_that_needs_its_pages() -> None:
+def test_voice_is_evicted_for_a_request_that_needs_pages() -> None:
     stage = stage_of(num_pages=10, reserved_blocks=3, max_cached_voices=3)
     for name in ("one block", "two", "aligned"):
         slot = start(stage, name)
@@ -441,7 +441,7 @@ def test_a_request_that_cannot_be_admitted_drives_no_voice_out() -> None:
     check_balance(stage)
 
 
-def test_pages_that_were_given_back_are_taken_before_a_voice_is_let_go() -> None:
+def test_free_pages_are_used_before_a_voice_is_evicted() -> None:
     stage = stage_of(num_pages=6, reserved_blocks=4, num_slots=5)
     first = start(stage, "two")
     run_dry(stage)
@@ -450,7 +450,7 @@ def test_pages_that_were_given_back_are_taken_before_a_voice_is_let_go() -> None
     assert len(stage.memory.prompts) == 1
 
 
-def test_whoever_comes_finds_a_place_however_far_another_is_ahead() -> None:
+def test_new_client_is_admitted_beside_a_fast_one() -> None:
     stage = stage_of(
         num_pages=200,
         max_blocks_per_step=1,
@@ -471,7 +471,7 @@ def test_whoever_comes_finds_a_place_however_far_another_is_ahead() -> None:
     end(stage, ahead, fresh)
 
 
-def test_a_patient_listener_gets_a_whole_hop_and_a_hungry_one_what_is_there() -> None:
+def test_hop_is_whole_with_slack_and_partial_without() -> None:
     for slack_s, sizes in ((0.0, [1, 1, 1]), (5.0, [1, 2])):
         stage = stage_of(chunk_blocks=(1, 2))
         slot, opened = start(stage), []
@@ -506,12 +506,12 @@ def test_admission_asks_for_memory_and_idle_voices_give_way() -> None:
     assert stage.reserve() is not None
 
 
-def test_a_stage_that_could_admit_nobody_is_not_made() -> None:
+def test_stage_without_capacity_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"memory for 3 pages; one request needs 6: .* cosyvoice3.flow.memory_mb"):
         stage_of(num_pages=3)
 
 
-def test_out_of_pages_a_row_goes_on_with_its_oldest_and_the_others_stay_exact() -> None:
+def test_row_without_pages_continues_and_others_stay_exact() -> None:
     stage = stage_of(num_pages=10, reserved_blocks=4)
     long, short = start(stage), start(stage)
     tokens, few = tokens_of(60), tokens_of(14, seed=2)
@@ -534,9 +534,7 @@ def test_out_of_pages_a_row_goes_on_with_its_oldest_and_the_others_stay_exact() 
 
 @given(data=st.data(), name=st.sampled_from(["none", "two"]), context=st.integers(1, 3))
 @settings(max_examples=6, deadline=None)
-def test_with_a_bounded_context_it_is_one_pass_under_a_bounded_mask(
-    data: st.DataObject, name: str, context: int
-) -> None:
+def test_bounded_context_equals_one_pass_with_bounded_mask(data: st.DataObject, name: str, context: int) -> None:
     tokens, pieces = tokens_of(38), data.draw(cuts_of(38, max_piece=20))
     stage = stage_of(context_blocks=context, chunk_blocks=(1, 3))
     slot = start(stage, name)
@@ -607,7 +605,7 @@ def test_a_prompt_that_cannot_be_fails_its_slot_alone(part: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["flow", "vocoder"])
-def test_what_is_not_finite_fails_its_row_alone_and_its_page_harms_nobody(where: str) -> None:
+def test_non_finite_row_fails_alone_and_its_page_is_clean(where: str) -> None:
     stage = stage_of(num_pages=14, reserved_blocks=4)
     bad = start(stage)
     if where == "flow":
@@ -670,7 +668,7 @@ def test_a_row_for_which_the_vocoder_raises_fails_alone(monkeypatch: pytest.Monk
     assert fault.error == "RuntimeError: a fault in the vocoder"
 
 
-def test_a_prompt_for_which_the_flow_raises_fails_all_who_use_it_and_is_not_kept(
+def test_prompt_on_which_the_flow_raises_is_not_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage, advance = stage_of(), None

@@ -100,7 +100,7 @@ VOICES: list[ClonedVoice | None] = [None, cloned(), cloned(with_transcript=False
 @pytest.mark.parametrize("voice", VOICES, ids=["none", "zero-shot", "cross-lingual"])
 @pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
 @pytest.mark.parametrize("instruct", ["", "happy"])
-def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(
+def test_paged_steps_equal_one_dense_pass(
     bench: EngineHarness, book: Book, voice: ClonedVoice | None, layout: TextLayout, instruct: str
 ) -> None:
     row = speak(bench, voice=voice, layout=layout, instruct=instruct)
@@ -132,9 +132,7 @@ def arrive(bench: EngineHarness, pieces: Sequence[str], **fields: Any) -> int:
 
 
 @pytest.mark.parametrize("voice", VOICES, ids=["none", "zero-shot", "cross-lingual"])
-def test_text_fed_in_any_pieces_says_the_same_bit_for_bit(
-    bench: EngineHarness, book: Book, voice: ClonedVoice | None
-) -> None:
+def test_any_text_pieces_give_bit_equal_speech(bench: EngineHarness, book: Book, voice: ClonedVoice | None) -> None:
     said, pcm = [], []
     for pieces in ([TEXT], list(TEXT), [TEXT[:3], TEXT[3:20], TEXT[20:]]):
         row = arrive(bench, pieces, voice=voice)
@@ -152,7 +150,7 @@ def test_live_text_starves_and_goes_on(bench: EngineHarness) -> None:
     assert heard.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
-def test_the_voice_is_heard_in_the_sound_and_the_transcript_in_the_words(bench: EngineHarness, book: Book) -> None:
+def test_voice_sets_the_sound_and_transcript_the_words(bench: EngineHarness, book: Book) -> None:
     draws, pcm = [], []
     for voice in VOICES:
         row = speak(bench, voice=voice)
@@ -199,7 +197,7 @@ def preempted(bench: EngineHarness, row: int) -> None:
             bench.engine.scheduler.preempt(request)
 
 
-def test_a_row_that_lost_its_memory_says_the_same(bench: EngineHarness) -> None:
+def test_row_that_lost_its_memory_gives_equal_speech(bench: EngineHarness) -> None:
     row = speak(bench)
     bench.run()
     steady = bench.heard[row].pcm
@@ -210,7 +208,7 @@ def test_a_row_that_lost_its_memory_says_the_same(bench: EngineHarness) -> None:
 
 
 @pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
-def test_over_graphs_it_says_what_it_says_without(loaded: LoadedCheckpoint, folder: Path, layout: TextLayout) -> None:
+def test_graphs_give_equal_speech(loaded: LoadedCheckpoint, folder: Path, layout: TextLayout) -> None:
     """On the CPU the graphs' computations run one by one: other shapes, other operators, the same ids."""
     config = EngineConfig(
         num_blocks=300, block_size=8, max_batch_size=4, max_running_requests=4, lazy_graph_capture=True, graphs=True
@@ -234,9 +232,7 @@ def test_over_graphs_it_says_what_it_says_without(loaded: LoadedCheckpoint, fold
 
 @given(order=orders(max_size=20))
 @law(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
-    order: Order, loaded: LoadedCheckpoint, book: Book
-) -> None:
+def test_rows_that_come_and_go_leave_others_bit_identical(order: Order, loaded: LoadedCheckpoint, book: Book) -> None:
     """Every request of a random order against itself alone: all its draws, and the sound but for rounding."""
     bench, book.by_seed = EngineHarness(loaded.make_engine()), {}
 

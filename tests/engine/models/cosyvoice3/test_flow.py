@@ -80,7 +80,7 @@ def test_positions_reach_the_first_head_alone() -> None:
 
 
 @pytest.mark.parametrize("num_prompt", [0, 4, 7, 10])
-def test_what_more_tokens_say_later_changes_no_block_before(num_prompt: int) -> None:
+def test_later_tokens_change_no_earlier_block(num_prompt: int) -> None:
     """Calls that end at whole blocks are beginnings of the one pass under the chunk mask (spec 4.8)."""
     speaker, flow = voice(num_prompt) if num_prompt else NOBODY, small_flow()
     full = whole(TOKENS, speaker)
@@ -104,7 +104,7 @@ def test_masks_and_ends_that_are_not_aligned_matter() -> None:
 
 @given(num_frames=st.integers(1, 40), context=st.integers(1, 3), first=st.integers(0, 2))
 @settings(max_examples=20)
-def test_a_bounded_mask_sees_its_own_block_some_before_and_the_first(num_frames: int, context: int, first: int) -> None:
+def test_bounded_mask_covers_own_earlier_and_first_blocks(num_frames: int, context: int, first: int) -> None:
     mask = chunk_mask(num_frames, 10, context, first)
     for f in range(0, num_frames, 7):
         for g in range(num_frames):
@@ -112,7 +112,7 @@ def test_a_bounded_mask_sees_its_own_block_some_before_and_the_first(num_frames:
             assert bool(mask[f, g]) == (near or (g // 10 < first and g // 10 <= f // 10))
 
 
-def test_fusing_changes_nothing_and_lets_two_fifths_of_the_weights_go() -> None:
+def test_fusing_changes_nothing_and_frees_weights() -> None:
     plain, fused = fill(Flow(SMALL)), small_flow()
     torch.testing.assert_close(whole(TOKENS, voice(7), flow=plain), whole(TOKENS, voice(7)), atol=1e-5, rtol=0)
     sizes = [sum(values.numel() for values in flow.state_dict().values()) for flow in (plain, fused)]
@@ -165,14 +165,14 @@ def test_a_cell_goes_where_the_one_before_has_been_or_goes_too(rows: list[BlockS
 
 
 @given(rows=some_rows())
-def test_somebody_always_goes(rows: list[BlockSequence]) -> None:
+def test_some_row_always_runs(rows: list[BlockSequence]) -> None:
     cells, num_steps = select_blocks(rows, 1, STEPS)
     assert num_steps >= 1
     assert bool(cells) == any(row.cells for row in rows)
 
 
 @given(prompt=st.integers(0, 90))
-def test_whole_blocks_of_a_prompt_hear_three_tokens_more(prompt: int) -> None:
+def test_whole_blocks_of_a_prompt_see_three_tokens_more(prompt: int) -> None:
     count = SHAPE.num_whole(prompt)
     assert count == 0 or 25 * count + 3 <= prompt
     assert 25 * (count + 1) + 3 > prompt

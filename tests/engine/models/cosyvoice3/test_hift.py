@@ -91,7 +91,7 @@ def test_frame_by_frame_and_in_calls_of_the_largest_size() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_rows_of_different_progress_share_calls_and_sound_as_alone(data: st.DataObject) -> None:
+def test_rows_of_different_progress_share_calls_exactly(data: st.DataObject) -> None:
     """Rounds of pushes; who takes part in a round, and with how much, is drawn."""
     rows, waiting = HiftBatch(tiny(), 3), dict[int, list[Tensor]]()
     heard: dict[int, list[Tensor]] = {slot: [] for slot in range(3)}
@@ -110,7 +110,7 @@ def test_rows_of_different_progress_share_calls_and_sound_as_alone(data: st.Data
         close(torch.cat(heard[slot]), utterance(length, slot)[1])
 
 
-def test_a_row_that_is_no_number_stays_alone_and_its_slot_begins_clean() -> None:
+def test_nan_row_fails_alone_and_its_slot_is_cleared() -> None:
     rows = HiftBatch(tiny(), 2)
     mel, pcm = utterance(30)
     for slot in range(2):
@@ -184,7 +184,7 @@ def test_later_frames_do_not_change_what_is_out() -> None:
     assert 480 * 20 <= first < 480 * 22
 
 
-def test_pitch_of_a_window_is_that_of_the_whole_and_held_in_float64() -> None:
+def test_pitch_of_a_window_equals_the_whole_in_float64() -> None:
     predictor = F0Predictor(TINY.hift)
     names = {name: tensor for name, tensor in hift_tensors(TINY.hift, 5).items() if name.startswith("f0_predictor.")}
     predictor.load_state_dict({name.removeprefix("f0_predictor."): tensor for name, tensor in names.items()})
@@ -282,7 +282,7 @@ def test_usual_lengths_are_of_blocks_and_of_first_blocks() -> None:
     assert common_lengths(50, 30) == (50, 100, 43, 13)
 
 
-def test_static_buffers_say_the_same_whoever_filled_them_before(hift: Hift) -> None:
+def test_static_buffers_keep_no_state_between_rows(hift: Hift) -> None:
     """Rows of usual lengths and of others, more of them in one push than in the next."""
     plain, static = HiftBatch(hift, 4), HiftGraphs(hift, 4, LENGTHS)
     mels = torch.randn(3, 47, 80, generator=torch.Generator().manual_seed(1))

@@ -194,7 +194,7 @@ def test_a_file_that_would_grow_when_it_is_read_is_refused(tmp_path: Path) -> No
         read_state(path, 2**30)
 
 
-def test_voices_whose_names_cannot_be_told_apart_are_refused(copied: Path) -> None:
+def test_voices_with_ambiguous_names_are_refused(copied: Path) -> None:
     write_saved_voices(copied, "anna", "Anna")
     with pytest.raises(CheckpointError, match="two voices share a name"):
         load_talker(copied)

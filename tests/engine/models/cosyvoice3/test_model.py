@@ -94,7 +94,7 @@ def test_every_length_ends_once_with_all_its_samples(
     assert len(heard.pcm) == 960 * num_tokens
 
 
-def test_a_head_that_would_end_at_once_says_the_least(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_that_ends_at_once_makes_the_minimum(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(bench, monkeypatch, lambda n: EOS)
     row = speak(bench, sampling=SamplingParams(seed=5), text="hello world")
     num_text = len(model_of(bench).tokenizer.encode_text("hello world"))
@@ -102,7 +102,7 @@ def test_a_head_that_would_end_at_once_says_the_least(bench: EngineHarness, monk
     assert bench.heard[row].end.num_frames == 2 * num_text  # type: ignore[union-attr]
 
 
-def test_a_head_that_never_ends_says_the_most(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_that_never_ends_stops_at_the_maximum(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(bench, monkeypatch, lambda n: 100 + n % 1000)
     row = speak(bench, sampling=GREEDY, text="a")
     bench.run()
@@ -129,7 +129,7 @@ def test_the_same_token_again_and_again_is_not_taken_for_one(
     assert bench.heard[row].num_samples == 45 * 960
 
 
-def test_a_wish_for_text_makes_no_sound(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_request_token_makes_no_audio(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two early wishes; with the last text known it speaks on to its end."""
     script = [100, 101, FILL, 102, FILL, 103, 104, EOS]
     scripted(bench, monkeypatch, lambda n: script[min(n, len(script) - 1)])
@@ -143,7 +143,7 @@ def test_a_wish_for_text_makes_no_sound(bench: EngineHarness, monkeypatch: pytes
 # -- what is refused ---------------------------------------------------------------------------------------------
 
 
-def test_every_prompt_holds_the_end_of_its_instruction_also_with_text_that_has_none(bench: EngineHarness) -> None:
+def test_every_prompt_holds_the_end_of_its_instruction(bench: EngineHarness) -> None:
     end = model_of(bench).tokenizer.end_of_prompt
     for fields in ({}, {"voice": cloned()}, {"instruct": "sad"}, {"layout": TextLayout.STREAMING, "voice": cloned()}):
         row = speak(bench, max_frames=2, **fields)
@@ -159,7 +159,7 @@ def told(bench: EngineHarness, row: int) -> tuple[str | None, str]:
     return heard.end.error.code, heard.end.error.message
 
 
-def test_what_is_told_of_the_model(loaded: LoadedCheckpoint) -> None:
+def test_model_description_has_its_facts(loaded: LoadedCheckpoint) -> None:
     info = loaded.info
     assert (info.model, info.task, info.sample_rate, info.frame_samples) == ("cosyvoice3", "base", 24_000, 960)
     assert (info.embedding_size, info.num_codebooks, info.codebook_size, info.mel_bins) == (192, 1, 6561, 80)
@@ -169,7 +169,7 @@ def test_what_is_told_of_the_model(loaded: LoadedCheckpoint) -> None:
     assert not info.can_encode, "there are no ONNX files in this folder"
 
 
-def test_more_than_200_text_tokens_are_refused_and_the_others_go_on(bench: EngineHarness) -> None:
+def test_more_than_200_text_tokens_are_refused_alone(bench: EngineHarness) -> None:
     other = speak(bench, max_frames=20)
     row = speak(bench, text="1 " * 300)
     live = speak(bench, text="", text_closed=False)
@@ -184,7 +184,7 @@ def test_more_than_200_text_tokens_are_refused_and_the_others_go_on(bench: Engin
     assert bench.heard[other].num_samples == 20 * 960
 
 
-def test_an_instruction_the_model_does_not_know_is_refused_with_those_it_knows(bench: EngineHarness) -> None:
+def test_unknown_instruction_error_lists_known_ones(bench: EngineHarness) -> None:
     code, message = told(bench, speak(bench, instruct="like a pirate"))
     assert code == InvalidRequest.code
     assert message.startswith("instruct is 'like a pirate', which the model does not know; known: cantonese, ")
@@ -206,7 +206,7 @@ def test_an_instruction_is_known_by_its_name_and_by_its_sentence(instruct: str, 
     assert known_sentence(instruct) == sentence
 
 
-def test_there_are_26_instructions_and_any_other_may_be_let_through() -> None:
+def test_26_instructions_are_known_and_others_optional() -> None:
     assert len(INSTRUCTS) == 26
     assert known_sentence("like a pirate", takes_any=True) == "like a pirate"
 
@@ -244,7 +244,7 @@ def test_a_setting_that_is_none_is_named_on_the_way_in(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("voice", [cloned(), cloned(with_transcript=False), cloned(num_tokens=0)])
-def test_a_voice_with_or_without_words_or_by_its_vector_alone_speaks(
+def test_voice_speaks_with_words_without_or_by_vector(
     bench: EngineHarness, loaded: LoadedCheckpoint, voice: ClonedVoice
 ) -> None:
     check_cloned(voice, loaded.info)
@@ -277,7 +277,7 @@ def test_what_is_set_for_one_stage_reaches_it_and_no_other() -> None:
     assert config.graphs is None
 
 
-def test_the_engine_tells_how_many_went_on_with_fewer_blocks(bench: EngineHarness) -> None:
+def test_engine_counts_rows_with_fewer_blocks(bench: EngineHarness) -> None:
     assert isinstance(bench.engine.stage, CosyDecodeStage)
     assert bench.engine.stats().num_bounded == 0
     bench.engine.stage.memory.num_bounded = 2
@@ -331,22 +331,20 @@ def test_a_flow_that_breaks_for_one_voice_fails_that_row_alone(bench: EngineHarn
         (dict(predictor_top_k=50), "predictor_top_k is given; it has no meaning to cosyvoice3"),
     ],
 )
-def test_a_wish_that_it_cannot_fulfil_is_refused_and_not_passed_over(
-    loaded: LoadedCheckpoint, fields: dict[str, Any], told: str
-) -> None:
+def test_unsupported_option_is_refused_not_skipped(loaded: LoadedCheckpoint, fields: dict[str, Any], told: str) -> None:
     request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), sampling=SamplingParams(**fields))
     with pytest.raises(InvalidRequest, match=told) as caught:
         check_request(request, loaded.info, max_text_chars=100)
     assert caught.value.param in fields
 
 
-def test_chunks_are_blocks_and_nobody_may_ask_for_others(loaded: LoadedCheckpoint) -> None:
+def test_chunk_sizes_other_than_blocks_are_refused(loaded: LoadedCheckpoint) -> None:
     request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), chunk_frames=(1, 2))
     with pytest.raises(InvalidRequest, match="chunk_frames is given"):
         check_request(request, loaded.info, max_text_chars=100)
 
 
-def test_what_says_no_more_than_the_usual_is_taken(loaded: LoadedCheckpoint) -> None:
+def test_default_values_are_accepted(loaded: LoadedCheckpoint) -> None:
     sampling = SamplingParams(top_k=128, repetition_window=64, repetition_penalty=1.0)
     request = SpeechRequest(request_id="r", text=TEXT, voice=cloned(), sampling=sampling)
     check_request(request, loaded.info, max_text_chars=100)

@@ -62,7 +62,7 @@ async def say_all(engine: SpeechEngine) -> tuple[ClonedVoice, list[np.ndarray]]:
     return voice, [pcm for pcm, _ in said]
 
 
-async def test_a_process_hears_and_speaks_as_a_thread(tmp_path: Path) -> None:
+async def test_process_and_thread_give_equal_results(tmp_path: Path) -> None:
     folder = write_cosyvoice3(tmp_path / "checkpoint")
     tiny_onnx.write_encoders(folder)
     local = create_engine(folder, device="cpu", process=False, lazy_graph_capture=True)

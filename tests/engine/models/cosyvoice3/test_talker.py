@@ -77,7 +77,7 @@ def certain(token: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("distance", "again"), [(1, True), (10, True), (11, False)])
-def test_what_was_heard_among_the_last_ten_is_drawn_again_from_all(distance: int, again: bool) -> None:
+def test_repeated_token_is_sampled_again_from_all(distance: int, again: bool) -> None:
     history = [7, *range(20, 20 + distance - 1)]
     found = sample(certain(7), [RasParams()], [history], [SampleKey(1, 0, 0)], PhiloxNoise()).item()
     assert (found != 7) is again

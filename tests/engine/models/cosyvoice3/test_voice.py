@@ -146,7 +146,7 @@ def sample(seconds: float, transcript: str = "", level: float = 0.1) -> Referenc
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1.01, 2.5])
-def test_a_recording_becomes_ids_with_two_mel_frames_each_and_a_vector(encoders: Path, seconds: float) -> None:
+def test_recording_gives_ids_mel_frames_and_a_vector(encoders: Path, seconds: float) -> None:
     voice = CosyVoiceEncoder(encoders, TINY)(sample(seconds, "hello"))
     num_tokens = len(voice.codes) // 2
     assert num_tokens == int(25 * seconds)
@@ -159,7 +159,7 @@ def test_a_recording_becomes_ids_with_two_mel_frames_each_and_a_vector(encoders:
     assert np.isfinite(np.frombuffer(voice.mel, np.float32)).all()
 
 
-def test_another_recording_is_another_voice_and_the_same_one_the_same(encoders: Path) -> None:
+def test_recordings_map_to_voices_by_content(encoders: Path) -> None:
     encode = CosyVoiceEncoder(encoders, TINY)
     first, quieter = encode(sample(1.0)), encode(sample(1.0, level=0.01))
     assert first == encode(sample(1.0))
@@ -198,7 +198,7 @@ def test_a_file_that_is_no_network_is_named(encoders: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("missing", ["campplus.onnx", "speech_tokenizer_v3.onnx"])
-def test_of_a_missing_file_it_is_told_what_works_without(
+def test_missing_file_error_says_what_works_without(
     encoders: Path, tmp_path: Path, missing: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(encoders, tmp_path, dirs_exist_ok=True)
@@ -244,7 +244,7 @@ def test_a_trimmed_recording_leaves_the_first_block_ten_tokens(num_tokens: int) 
         assert kept >= MIN_TRIMMED_TOKENS
 
 
-def test_the_beginning_is_cut_and_the_talker_is_told_all() -> None:
+def test_beginning_is_cut_and_talker_gets_all() -> None:
     voice = cloned(num_tokens=75)
     codes, mel = np.frombuffer(voice.codes, np.int16), np.frombuffer(voice.mel, np.float32).reshape(-1, 80)
     prompt = shelf().get(voice)
@@ -261,7 +261,7 @@ def test_words_go_only_with_their_recording(num_tokens: int) -> None:
     assert shelf().get(cloned(num_tokens=num_tokens)).has_transcript is bool(num_tokens)
 
 
-def test_an_instruction_in_front_of_a_transcript_is_no_part_of_what_was_said() -> None:
+def test_instruction_before_transcript_is_not_transcript() -> None:
     """The official code wants one there, and who comes from it brings one along."""
     wrapped = msgspec.structs.replace(cloned(), transcript="You are a helpful assistant.<|endofprompt|>hello you")
     assert shelf().get(wrapped).transcript_ids == (5, 3)

@@ -91,7 +91,7 @@ def expected_rows(
     layout=st.sampled_from([TextLayout.STREAMING, TextLayout.FULL]),
 )
 @settings(max_examples=60, deadline=None)
-def test_in_context_rows_follow_the_specification_however_late_the_text_comes(
+def test_in_context_rows_are_exact_with_late_text(
     model: Qwen3TTS, num_codes: int, transcript: str, text: list[int], layout: TextLayout
 ) -> None:
     cloned = voice(num_codes, transcript)
@@ -101,9 +101,7 @@ def test_in_context_rows_follow_the_specification_however_late_the_text_comes(
 
 @given(num_codes=st.integers(1, 30), num_words=st.integers(1, 12))
 @settings(max_examples=30, deadline=None)
-def test_live_text_waits_for_as_many_tokens_as_the_recording_outlasts_its_transcript(
-    model: Qwen3TTS, num_codes: int, num_words: int
-) -> None:
+def test_live_text_waits_while_recording_exceeds_transcript(model: Qwen3TTS, num_codes: int, num_words: int) -> None:
     cloned = voice(num_codes, "dog " * num_words)
     needed = max(1, num_codes + 1 - len(model.tokenizer.encode(cloned.transcript.strip())))
     row = new_row(model, cloned, TextLayout.STREAMING)
@@ -118,9 +116,7 @@ def test_live_text_waits_for_as_many_tokens_as_the_recording_outlasts_its_transc
 
 
 @pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
-def test_the_rows_that_need_no_text_are_one_prefix_and_prompt_positions_are_counted(
-    model: Qwen3TTS, layout: TextLayout
-) -> None:
+def test_rows_without_text_form_one_prefix(model: Qwen3TTS, layout: TextLayout) -> None:
     cloned = voice(9, "the dog")
     transcript = model.tokenizer.encode("the dog")
     row = new_row(model, cloned, layout)
@@ -144,12 +140,12 @@ def test_by_its_vector_alone_a_voice_waits_for_one_token(model: Qwen3TTS) -> Non
     assert rows[-2] == PromptPosition(5, model.config.talker.control.bos)
 
 
-def test_cloned_voices_stream_whatever_is_known_as_in_the_official_code(model: Qwen3TTS) -> None:
+def test_cloned_voices_stream_as_in_the_official_code(model: Qwen3TTS) -> None:
     row = new_row(model, voice(), TextLayout.AUTO, text="hi", text_closed=True)
     assert row.layout is TextLayout.STREAMING
 
 
-def test_voices_are_told_apart_by_what_they_hold(model: Qwen3TTS) -> None:
+def test_voices_are_distinguished_by_content(model: Qwen3TTS) -> None:
     voices = [voice(), voice(number=1), voice(3, "a"), voice(4, "a"), voice(3, "b")]
     keys = [model.prefix_key(new_row(model, one, TextLayout.STREAMING)) for one in voices]
     assert len(set(keys)) == len(voices)

@@ -47,7 +47,7 @@ def generate(talker: Talker, hidden: Tensor, code0: Tensor) -> tuple[Tensor, Ten
     return codes, torch.stack(seen, dim=1)
 
 
-def test_generating_with_the_cache_sees_the_logits_of_the_whole_frame_at_once(
+def test_cached_generation_equals_one_pass_over_a_frame(
     talker: Talker, plain_talker: Talker, hidden: Tensor, code0: Tensor
 ) -> None:
     codes, logits = generate(talker, hidden, code0)

@@ -92,7 +92,7 @@ def test_streams_of_other_ages_share_a_call(plain_codec: CodecDecoder) -> None:
     torch.testing.assert_close(both[1], plain_codec(codes[1:, :, :8])[0], atol=TOLERANCE, rtol=0)
 
 
-def test_a_codebook_entry_that_was_never_used_is_not_divided_by_zero(plain_codec: CodecDecoder) -> None:
+def test_unused_codebook_entry_divides_by_no_zero(plain_codec: CodecDecoder) -> None:
     book = plain_codec.quantizer.rvq_first.vq.layers[0]._codebook
     assert book.cluster_usage[0] == 0
     expected = book.embedding_sum[0] / 1e-5
@@ -200,7 +200,7 @@ def test_vocoder_rows_of_other_ages_do_not_change_each_other(vocoder: SourceFilt
     torch.testing.assert_close(rows[1], alone[1], atol=PHASE_TOLERANCE, rtol=0)
 
 
-def test_vocoder_speech_begins_at_silence_whatever_its_first_codes(vocoder: SourceFilterDecoder) -> None:
+def test_vocoder_speech_begins_at_silence(vocoder: SourceFilterDecoder) -> None:
     """The first hop is faded in: no code makes a tick."""
     whole = in_pieces(vocoder, vocoder_codes(32), [1, LENGTH - 1]).abs()
     assert (whole[:, 0] < 1e-3 * whole.amax(1)).all()

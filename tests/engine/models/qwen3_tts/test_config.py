@@ -39,7 +39,7 @@ SIZES_OF_NO_FILE: list[Change] = [
 
 
 @pytest.mark.parametrize("change", SIZES_OF_NO_FILE)
-def test_sizes_that_the_weights_do_not_have_are_told_before_memory_is_filled(folder: Path, change: Change) -> None:
+def test_size_mismatch_is_reported_before_allocation(folder: Path, change: Change) -> None:
     edit(folder / "config.json", change)
     with pytest.raises(CheckpointError, match="has shape") as told:
         inspect_model(folder)
@@ -131,7 +131,7 @@ WRONG_VALUES: list[tuple[Change, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "parts"), WRONG_VALUES, ids=[" ".join(parts) for _, parts in WRONG_VALUES])
-def test_a_wrong_value_is_told(folder: Path, change: Change, parts: list[str]) -> None:
+def test_wrong_value_is_reported(folder: Path, change: Change, parts: list[str]) -> None:
     edit(folder / "config.json", change)
     message = refusal(folder)
     assert [part for part in parts if part not in message] == []
@@ -151,7 +151,7 @@ WRONG_CODEC_VALUES: list[tuple[Change, list[str]]] = [
 @pytest.mark.parametrize(
     ("change", "parts"), WRONG_CODEC_VALUES, ids=[" ".join(parts) for _, parts in WRONG_CODEC_VALUES]
 )
-def test_a_wrong_value_of_the_codec_is_told(folder: Path, change: Change, parts: list[str]) -> None:
+def test_wrong_codec_value_is_reported(folder: Path, change: Change, parts: list[str]) -> None:
     edit(folder / "speech_tokenizer" / "config.json", change)
     message = refusal(folder)
     assert [part for part in parts if part not in message] == []
@@ -167,7 +167,7 @@ GENERATION = [
 
 
 @pytest.mark.parametrize(("values", "parts"), GENERATION)
-def test_a_sampling_default_that_cannot_be_is_told(folder: Path, values: dict[str, Any], parts: list[str]) -> None:
+def test_invalid_sampling_default_is_reported(folder: Path, values: dict[str, Any], parts: list[str]) -> None:
     (folder / "generation_config.json").write_text(json.dumps(values), encoding="utf-8")
     message = refusal(folder)
     assert [part for part in [*parts, "generation_config.json"] if part not in message] == []
@@ -274,7 +274,7 @@ def test_a_file_that_is_not_there_is_named(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "part"), [('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[1]", "None")])
-def test_a_folder_of_another_family_is_told_apart(tmp_path: Path, content: str, part: str) -> None:
+def test_folder_of_another_family_is_recognized(tmp_path: Path, content: str, part: str) -> None:
 
     (tmp_path / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(CheckpointError, match="known: qwen3_tts") as caught:

@@ -81,7 +81,7 @@ def test_what_is_wrong_in_the_codecs_file_is_named(
     assert [part for part in parts if part not in refusal(folder)] == []
 
 
-def test_what_released_files_leave_out_is_the_published_codec_and_speaker_encoder(folder: Path) -> None:
+def test_missing_fields_default_to_the_published_parts(folder: Path) -> None:
     """Released folders name the size of the speaker encoder alone, and may leave out what equals the codec's own."""
     edit(folder / "config.json", "speaker_encoder_config", **dict.fromkeys(SPEAKER_ENCODER))
     edit(folder / "speech_tokenizer" / "config.json", "encoder_config", **(dict.fromkeys(MIMI) | {"codebook_size": 64}))

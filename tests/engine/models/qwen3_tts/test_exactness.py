@@ -75,9 +75,7 @@ def check_spoke(bench: EngineHarness, row: int) -> None:
 # -- in one pinned shape -----------------------------------------------------------------------------------------
 
 
-def test_in_a_pinned_shape_a_row_does_not_depend_on_what_the_other_rows_hold(
-    make_bench: MakeBench, book: DrawBook
-) -> None:
+def test_pinned_shape_makes_rows_independent(make_bench: MakeBench, book: DrawBook) -> None:
     bench = make_bench(**PINNED)
     speak(bench)
     bench.run()
@@ -97,9 +95,7 @@ def test_in_a_pinned_shape_a_row_does_not_depend_on_what_the_other_rows_hold(
     check_identical(book.take()[SEED], alone)
 
 
-def test_text_fed_one_character_at_a_time_says_the_same_as_text_fed_at_once(
-    make_bench: MakeBench, book: DrawBook
-) -> None:
+def test_text_by_character_equals_text_at_once(make_bench: MakeBench, book: DrawBook) -> None:
     said = []
     for pieces in ([TEXT], list(TEXT), [TEXT[:3], TEXT[3:20], TEXT[20:]]):
         bench = make_bench(**PINNED)
@@ -190,7 +186,7 @@ def whole(bench: EngineHarness, row: QwenSequence) -> torch.Tensor:
     return hidden
 
 
-def test_stepping_over_paged_blocks_gives_the_logits_of_one_dense_pass(make_bench: MakeBench, book: DrawBook) -> None:
+def test_paged_steps_equal_one_dense_pass(make_bench: MakeBench, book: DrawBook) -> None:
     bench = make_bench(max_prefill_positions=3)
     row = speak(bench, layout=TextLayout.FULL, sampling=SamplingParams(seed=SEED, repetition_penalty=1.0))
     others(bench, 3, first_seed=1)
@@ -244,7 +240,7 @@ def preempted(bench: EngineHarness, row: int) -> None:
         (undisturbed, PINNED),
     ],
 )
-def test_across_shapes_logits_are_close_and_codes_equal_until_a_draw_that_close_ones_could_decide(
+def test_shapes_give_close_logits_and_equal_codes(
     make_bench: MakeBench, book: DrawBook, act: Callable[[EngineHarness, int], None], settings: dict[str, Any]
 ) -> None:
     usual = draws_of(book, make_bench(), undisturbed)
@@ -273,7 +269,7 @@ def test_layouts_are_not_the_same_speech(make_bench: MakeBench, book: DrawBook) 
     assert said[0] != said[1]
 
 
-def test_an_engine_made_anew_on_the_same_weights_says_the_same(any_folder: Path, book: DrawBook) -> None:
+def test_restarted_engine_gives_equal_speech(any_folder: Path, book: DrawBook) -> None:
     loaded = load_engine(
         any_folder,
         EngineConfig(num_blocks=60, **PINNED, max_batch_size=ROWS, lazy_graph_capture=True),
@@ -295,9 +291,7 @@ def test_an_engine_made_anew_on_the_same_weights_says_the_same(any_folder: Path,
 
 @given(order=orders(max_size=25))
 @law(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
-    order: Order, make_bench: MakeBench, book: DrawBook
-) -> None:
+def test_rows_that_come_and_go_leave_others_bit_identical(order: Order, make_bench: MakeBench, book: DrawBook) -> None:
     """Every request of a random order, as far as it came, against itself alone in the same pinned shape."""
     bench, book.by_seed = make_bench(**PINNED, max_frames=8), {}
 
@@ -316,7 +310,7 @@ def test_whoever_joins_parks_leaves_or_is_cancelled_the_rest_is_bit_identical(
         check_identical(mine, {place: whole[place] for place in mine})
 
 
-def test_the_embedded_voice_too_is_bit_identical_in_a_pinned_shape(book: DrawBook) -> None:
+def test_embedded_voice_is_bit_identical_in_a_pinned_shape(book: DrawBook) -> None:
     """At its real sizes, where products take other paths than in small."""
     usual = dict(
         kv_memory_mb=64, max_batch_size=ROWS, max_running_requests=ROWS, max_frames=12, lazy_graph_capture=True

@@ -52,7 +52,7 @@ def fetch_all(model: Qwen3TTS, row: QwenSequence, num_frames: int = 99) -> list[
 # -- the text track ----------------------------------------------------------------------------------------------
 
 
-def test_streaming_layout_feeds_one_text_row_a_frame_then_the_end_then_padding(model: Qwen3TTS) -> None:
+def test_streaming_layout_feeds_text_then_end_then_padding(model: Qwen3TTS) -> None:
     row, ids, control = new_row(model), model.config.text, model.config.talker.control
     row.text.ids, row.text.closed = [5, 6, 7], True
     prefix = model.prompts.prefix("ada", "auto")
@@ -67,7 +67,7 @@ def test_streaming_layout_feeds_one_text_row_a_frame_then_the_end_then_padding(m
     ]
 
 
-def test_full_layout_feeds_all_text_in_the_prompt_and_padding_after_it(model: Qwen3TTS) -> None:
+def test_full_layout_feeds_text_in_the_prompt_then_padding(model: Qwen3TTS) -> None:
     row, ids = new_row(model, TextLayout.FULL), model.config.text
     row.text.ids, row.text.closed = [5, 6, 7], True
     prefix, tail = model.prompts.prefix("ada", "auto"), model.prompts.full_tail([5, 6, 7])
@@ -101,9 +101,7 @@ arrivals = st.lists(st.one_of(st.integers(0, 4), st.just("frame")), max_size=30)
 
 @given(arrivals)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_however_text_arrives_it_is_fed_in_order_and_padding_never_before_its_end(
-    model: Qwen3TTS, arrivals: list[int | str]
-) -> None:
+def test_text_is_fed_in_order_and_padding_after_its_end(model: Qwen3TTS, arrivals: list[int | str]) -> None:
     row, ids = new_row(model), model.config.text
     fed = fetch(model, row) or []
     for event in arrivals:
@@ -204,7 +202,7 @@ def speaking(model: Qwen3TTS, eos_fed: bool = True, **sampling: Any) -> QwenSequ
     return row
 
 
-def test_the_end_of_speech_is_banned_until_the_end_of_text_was_fed(model: Qwen3TTS) -> None:
+def test_end_of_speech_is_banned_before_the_end_of_text(model: Qwen3TTS) -> None:
     eos = model.config.talker.control.eos
     set_logits(model, {eos: 9.0, 7: 5.0})
     row = speaking(model, eos_fed=False, min_new_tokens=0)
@@ -247,7 +245,7 @@ def test_the_penalty_comes_before_the_bans_and_is_off_at_one(model: Qwen3TTS) ->
     assert code0s(model, speaking(model, repetition_penalty=1.0), 3) == [7, 7, 7]
 
 
-def test_defaults_come_from_the_checkpoint_and_the_caller_goes_first(model: Qwen3TTS) -> None:
+def test_caller_overrides_defaults_of_the_checkpoint(model: Qwen3TTS) -> None:
     defaults = model.config.generation
     row = new_row(model)
     assert (row.code0.temperature, row.code0.top_k, row.penalty) == (
@@ -267,7 +265,7 @@ def test_defaults_come_from_the_checkpoint_and_the_caller_goes_first(model: Qwen
 # -- outcomes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_row_that_is_not_finite_fails_and_its_neighbours_do_not(model: Qwen3TTS) -> None:
+def test_non_finite_row_fails_alone(model: Qwen3TTS) -> None:
     rows = [new_row(model) for _ in range(3)]
     hidden = torch.randn(3, model.talker.codec_head.in_features)
     expected = model.sample([new_row(model) for _ in range(3)], hidden)

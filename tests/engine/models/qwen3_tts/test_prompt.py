@@ -78,7 +78,7 @@ def test_a_dialect_overrides_auto_and_chinese_alone(
     assert (2155 in ids) == (tag is None)
 
 
-def test_an_unknown_language_or_voice_is_told_with_those_that_are_known(prompts: PromptBuilder) -> None:
+def test_unknown_language_or_voice_error_lists_known_ones(prompts: PromptBuilder) -> None:
     with pytest.raises(UnknownLanguage, match="language is 'Klingon'; this checkpoint knows auto, beijing") as caught:
         prompts.prefix("ryan", "Klingon")
     assert caught.value.param == "language"
@@ -91,7 +91,7 @@ def test_the_streaming_tail_is_one_row(prompts: PromptBuilder) -> None:
     assert prompts.streaming_tail(7) == [PromptPosition(7, 2149)]
 
 
-def test_the_full_tail_holds_all_text_then_its_end_then_the_start_of_speech(prompts: PromptBuilder) -> None:
+def test_full_tail_holds_text_its_end_and_speech_start(prompts: PromptBuilder) -> None:
     assert prompts.full_tail([7, 8, 9]) == [
         PromptPosition(7, 2148),
         PromptPosition(8, 2148),
