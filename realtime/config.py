@@ -106,6 +106,10 @@ class LimitSettings(SettingsSection, frozen=True):
     max_session_duration_s: Annotated[float, Meta(gt=0, le=604_800, description="Maximum duration of a session.")] = (
         86_400.0
     )
+    resume_grace_s: Annotated[
+        float,
+        Meta(ge=0, le=600, description="Time for which a session outlives a lost native connection; 0: not at all."),
+    ] = 30.0
     text_timeout_s: Annotated[
         float, Meta(gt=0, le=3_600, description="Maximum time that a response waits for text.")
     ] = 60.0

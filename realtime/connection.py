@@ -86,6 +86,10 @@ class Connection(ABC):
         """True if a close need not wait for any event."""
         return True
 
+    def _on_disconnect(self) -> None:
+        """Run when the client has gone."""
+        self._stop()
+
     def _stop(self) -> None:
         """Cancel all work; idempotent."""
         self._is_running = False
@@ -110,8 +114,8 @@ class Connection(ABC):
                 await self._start()
                 await self._read()
                 self._is_read = True
-                self._stop()
                 self._closed_with = link.close_code
+                self._on_disconnect()
         except ExceptionGroup as faults:
             if faults.split(ResponseAborted)[1] is None:
                 self._stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.api import SpeechError
@@ -20,9 +20,10 @@ from realtime.version import VERSION
 from sessions.alignment.word_times import WordTime
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
-from sessions.errors import LimitExceeded, SessionClosed, SessionError
+from sessions.errors import LimitExceeded, ResumeRefused, SessionClosed, SessionError
 from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
 from sessions.response import Response
+from sessions.ring import RESUME_WINDOW_S
 from sessions.session import Session
 from sessions.voices.lookup import voices_for
 
@@ -187,12 +188,57 @@ class Conversation:
         context = ContextState(intent.context, settings, now_s(), ended=intent.last)
         self._open[intent.context] = context
         self._speak(context, response)
-        audio = ev.ResponseAudioFormat(
-            encoding=response.format.encoding,
-            sample_rate=response.format.sample_rate,
-            pre_skip_samples=response.pre_skip_samples,
+        return [model.ResponseOpened(intent.context, _audio_format(response), wire_settings(settings))]
+
+    def suspend(self) -> None:
+        """Stop the playback clock of every response: the connection is lost."""
+        for context in self._speaking:
+            assert context.response is not None
+            context.response.suspend()
+
+    def resume(
+        self, positions: Iterable[ev.ResumePosition], wake: Callable[[], None]
+    ) -> tuple[model.ResumedContext, ...]:
+        """Go on with these responses of a client, and cancel the others. ``wake`` replaces the former one.
+
+        A response that cannot go back so far is cancelled, too: its end says what was heard."""
+        self.wake = wake
+        self.session.touch()
+        wanted = {position.response_id: position for position in positions}
+        resumed = tuple(self._resume_context(position) for position in wanted.values())
+        for context in self._speaking:
+            assert context.response is not None
+            context.response.attach(wake)
+            if context.context_id not in wanted:
+                context.response.cancel()
+        return resumed
+
+    def _resume_context(self, position: ev.ResumePosition) -> model.ResumedContext:
+        context = self._open.get(position.response_id)
+        response = context.response if context is not None else self._past.get(position.response_id)
+        if response is None or response.forgotten:
+            return model.ResumedContext(position.response_id)
+        if context is None:
+            context = ContextState(position.response_id, response.settings, now_s(), response=response, ended=True)
+            self._past.pop(position.response_id)
+            self._open[position.response_id] = context
+            self._speaking.append(context)
+            had_ended = True
+        else:
+            had_ended = False
+        try:
+            response.resume(position.received_samples, position.played_ms)
+        except ResumeRefused:
+            response.cancel(position.played_ms)
+        return model.ResumedContext(
+            position.response_id,
+            _audio_format(response),
+            response.num_text_chars,
+            response.num_flushes,
+            response.next_sample,
+            max(position.received_samples - response.next_sample, 0),
+            had_ended,
         )
-        return [model.ResponseOpened(intent.context, audio, wire_settings(settings))]
 
     def _settings_over_session(self, given: ev.NativeSpeechSettings) -> SpeechSettings:
         return speech_settings(given, self.session.settings, self.config.speech.lead_ms)
@@ -227,7 +273,7 @@ class Conversation:
             return []
         match intent:
             case model.AppendText():
-                return self._append(context, intent.text, intent.last)
+                return self._append(context, _new_text(context, intent), intent.last)
             case model.FlushContext() if context.response is None:
                 return [model.ContextFlushed(context.context_id, 0.0)]
             case model.FlushContext():
@@ -333,6 +379,24 @@ def _weight(intent: TextIntent) -> int:
     return 1 + len(intent.text) if isinstance(intent, model.AppendText) else 1
 
 
+def _new_text(context: ContextState, intent: model.AppendText) -> str:
+    """Return the part of the text that was not received before. Raises ``RequestRefused`` where some is missing."""
+    if not isinstance(intent, model.AppendTextAt) or context.response is None:
+        return intent.text
+    num_received = context.response.num_text_chars
+    if intent.at > num_received:
+        raise RequestRefused("text_gap", f"at is {intent.at}; {num_received} characters were received", "at")
+    return intent.text[num_received - intent.at :]
+
+
+def _audio_format(response: Response) -> ev.ResponseAudioFormat:
+    return ev.ResponseAudioFormat(
+        encoding=response.format.encoding,
+        sample_rate=response.format.sample_rate,
+        pre_skip_samples=response.pre_skip_samples,
+    )
+
+
 def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> model.DialectEvent:
     pre_skip, samples_per_ms = response.pre_skip_samples, response.format.sample_rate / 1000
 
@@ -391,7 +455,7 @@ def _failed(context_id: str, error: SpeechError) -> model.ContextEnded:
     return model.ContextEnded(context_id, "failed", error=error.info)
 
 
-async def describe_session(server: SpeechServer, session: Session) -> ev.SessionCreated:
+async def describe_session(server: SpeechServer, session: Session, resume_token: str) -> ev.SessionCreated:
     """Return the native wire's first event. Reads the list of stored voices in a thread."""
     info, limits = server.engine.info, server.config.limits
     voices = [voice.name for voice in info.voices]
@@ -400,7 +464,7 @@ async def describe_session(server: SpeechServer, session: Session) -> ev.Session
         voices += [manifest.name for manifest in stored[:MAX_LISTED_VOICES]]
     return ev.SessionCreated(
         session_id=session.session_id,
-        resume_token=session.resume_token,
+        resume_token=resume_token,
         protocol=SUBPROTOCOL,
         server_version=VERSION,
         model=info.model,
@@ -414,4 +478,6 @@ async def describe_session(server: SpeechServer, session: Session) -> ev.Session
             idle_timeout_s=limits.idle_timeout_s,
             max_session_s=limits.max_session_duration_s,
         ),
+        resume_grace_s=limits.resume_grace_s,
+        resume_window_s=RESUME_WINDOW_S,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -19,7 +20,9 @@ from realtime.option_resolver import OptionResolver
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
+from realtime.resumption import FINAL_CLOSE_CODES, ResumableState, resume_refused
 from realtime.server import SpeechServer
+from realtime.setting_mapping import wire_settings
 from realtime.speech_api.speech_job import merge_fields, override_settings
 from realtime.transports.http_routes import refusal_headers
 from realtime.transports.transport import HttpTransport, MessageTransport
@@ -41,6 +44,8 @@ class DialectConnection(Connection):
         self._route = route
         self._dialect = dialect
         self._entered = ExitStack()
+        # While another connection may take over the session.
+        self._claimable = ExitStack()
         self._caller = Principal()
         self._resolver = OptionResolver(
             replace(
@@ -56,6 +61,12 @@ class DialectConnection(Connection):
         self._session: Session | None = None
         # Set with the session, once the caller is authenticated.
         self._conversation: Conversation
+        self._resumable: ResumableState | None = None
+        # Set once a lost connection need not keep its session any more.
+        self._is_released = asyncio.Event()
+        self._is_suspended = False
+        # False until the client sends an event: there is nothing to resume.
+        self._has_received = False
         self._warnings: tuple[str, ...] = ()
         self._speech_fields: dict[str, Any] = {}
         # HTTP: the client's only message.
@@ -99,10 +110,13 @@ class DialectConnection(Connection):
         self._body = body
         self._server.metrics.inc("dialect_connections_total", dialect=self._route.path)
         await self._run(link)
+        if self._is_suspended:
+            await self._wait_for_resume()
 
     async def aclose(self) -> None:
         """Close the session and wait until its resources are free."""
         self._entered.close()
+        self._claimable.close()
         if self._session is not None:
             await self._session.aclose()
             log.info("session closed", extra=self._facts() | {"close_code": self._closed_with})
@@ -127,7 +141,8 @@ class DialectConnection(Connection):
     async def _start(self) -> None:
         if self._dialect.reports_session and self._session is not None:
             self._is_running = False  # not closed before session.created
-            self._apply_all(self._dialect.send_session(await describe_session(self._server, self._session)))
+            token = "" if self._resumable is None else self._server.resumption.token(self._resumable)
+            self._apply_all(self._dialect.send_session(await describe_session(self._server, self._session, token)))
             self._is_running = True
         self._apply_all(self._dialect.start())
         if self._body is not None:
@@ -136,6 +151,9 @@ class DialectConnection(Connection):
     async def _receive(self, message: model.Message) -> None:
         if self._session is not None:
             self._session.touch()
+        self._has_received = True
+        if self._resumable is not None:
+            self._resumable.confirm()
         try:
             self._check_size(message)
             for command in list(self._dialect.receive_message(message)):
@@ -147,6 +165,8 @@ class DialectConnection(Connection):
         match command:
             case model.Configure():
                 await self._configure(command.fields)
+            case model.ResumeSession():
+                await self._resume(command)
             case model.QueryHeard():
                 self._require_session()
                 self._send_event(await self._conversation.query_heard(command))
@@ -182,7 +202,7 @@ class DialectConnection(Connection):
             case model.UpdateSettings():
                 self._require_session()
                 self._apply_all(self._dialect.send_session(self._conversation.update(command.settings)))
-            case model.Configure() | model.QueryHeard():
+            case model.Configure() | model.QueryHeard() | model.ResumeSession():
                 raise AssertionError(f"{type(command).__name__} is given for a client's message only")
             case _:
                 self._require_session()
@@ -217,7 +237,7 @@ class DialectConnection(Connection):
 
     def _open_session(self, caller: Principal) -> None:
         self._caller = caller
-        self._session = self._server.open_session(caller)
+        self._session = self._server.open_session(caller, self._dialect.can_resume)
         log.info("session opened", extra=self._facts() | {"api_key_name": caller.name})
         self._conversation = Conversation(
             self._session,
@@ -227,6 +247,69 @@ class DialectConnection(Connection):
             self._to_write.set,
             serial=self._route.serial,
         )
+        if self._dialect.can_resume and self._limits.resume_grace_s > 0:
+            self._attach(
+                ResumableState(self._session, self._conversation, self._dialect, self._caller.name, self._opened_s)
+            )
+
+    # A lost connection
+
+    def _attach(self, state: ResumableState) -> None:
+        self._resumable = state
+        self._claimable.enter_context(self._server.resumption.owned(state, self))
+
+    async def _resume(self, command: model.ResumeSession) -> None:
+        """Take over the session of a lost connection in place of this one's. Raises ``RequestRefused``."""
+        if self._session is None or command.session_id == self._session.session_id:
+            raise resume_refused()
+        state = self._server.resumption.claim(command.session_id, command.token, self._caller)
+        await self._session.aclose()
+        self._session, self._conversation, self._dialect = state.session, state.conversation, state.dialect
+        self._opened_s = state.opened_s
+        self._conversation.resolver = self._resolver
+        self._attach(state)
+        contexts = self._conversation.resume(command.responses, self._to_write.set)
+        log.info("session resumed", extra=self._facts())
+        resumed = model.ResumedSession(
+            self._session.session_id,
+            self._server.resumption.token(state),
+            self._limits.resume_grace_s,
+            wire_settings(self._session.settings),
+            contexts,
+        )
+        self._apply_all(self._dialect.send_session(resumed))
+
+    def release(self) -> ResumableState:
+        """Give up the session to another connection, and close this one."""
+        assert self._resumable is not None
+        self._session = None
+        self._is_released.set()
+        if self._is_running:
+            self._begin_close(CloseCode.REPLACED, "replaced")
+        return self._resumable
+
+    def _on_disconnect(self) -> None:
+        """Keep the session for a while if the client has not ended it."""
+        is_over = not self._is_running or self._server.draining or self._closed_with in FINAL_CLOSE_CODES
+        if self._resumable is None or self._session is None or not self._has_received or is_over:
+            self._stop()
+            return
+        super()._stop()
+        self._conversation.suspend()
+        self._entered.close()  # it counts as no connection any more
+        self._is_suspended = True
+        log.info("session suspended", extra=self._facts())
+
+    async def _wait_for_resume(self) -> None:
+        """Wait until the session is resumed elsewhere, its grace is over, or the server drains."""
+        assert self._session is not None
+        ends = (self._is_released, self._session.detached, self._server.resumption.closed)
+        waits = [asyncio.ensure_future(event.wait()) for event in ends]
+        try:
+            await asyncio.wait(waits, timeout=self._limits.resume_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def _has_stored_voice(self, name: str) -> bool:
         return find_voice(self._server.voices, self._caller.name, name) is not None

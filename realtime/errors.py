@@ -20,6 +20,7 @@ class CloseCode(IntEnum):
     INTERNAL_ERROR = 1011
     SERVICE_RESTART = 1012
     IDLE_TIMEOUT = 4408
+    REPLACED = 4409
     SESSION_EXPIRED = 4410
 
 
@@ -33,6 +34,7 @@ MEANINGS: dict[CloseCode, str] = {
     CloseCode.INTERNAL_ERROR: "a fault of the server, or pings that were not answered",
     CloseCode.SERVICE_RESTART: "the server is draining or restarting: connect again",
     CloseCode.IDLE_TIMEOUT: "no event and no speech for idle_timeout_s",
+    CloseCode.REPLACED: "another connection resumed the session",
     CloseCode.SESSION_EXPIRED: "the session is older than max_session_duration_s",
 }
 
@@ -93,6 +95,8 @@ RULES: dict[str, ErrorRule] = {
     "idle_timeout": ErrorRule(C, 408, CloseCode.IDLE_TIMEOUT, "no event and no speech for `idle_timeout_s`"),
     "session_expired": ErrorRule(C, 408, CloseCode.SESSION_EXPIRED, "older than `max_session_duration_s`"),
     "unknown_response": ErrorRule(C, 404, None, "no such response: never created, or forgotten"),
+    "resume_refused": ErrorRule(C, 409, None, "a session or position that cannot be resumed"),
+    "text_gap": ErrorRule(C, 409, None, "`text.append` begins behind the text that was received"),
     "unknown_call": ErrorRule(C, 404, None, "no such call: it never was, it has ended, or it is not yours"),
     "duplicate_response": ErrorRule(C, 409, None, "the response id is in use, or was a moment ago"),
     "text_closed": ErrorRule(C, 409, None, "text, a flush or an end after the end of the text"),

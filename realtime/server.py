@@ -17,6 +17,7 @@ from realtime.config import ServerConfig
 from realtime.errors import RequestRefused
 from realtime.memory import HeapTrimmer
 from realtime.metrics import ServerMetrics
+from realtime.resumption import ResumptionTable
 from realtime.setting_mapping import default_settings
 from realtime.voice_cloner import VoiceCloner
 from sessions.admission import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
@@ -64,6 +65,7 @@ class SpeechServer:
         self.voices = VoiceStore(
             voices_folder(config.voices.folder), config.voices.max_voices, config.voices.max_voices_per_key
         )
+        self.resumption = ResumptionTable()
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.registry = SessionRegistry(
             engine,
@@ -131,10 +133,11 @@ class SpeechServer:
         except EngineError:
             return None
 
-    def open_session(self, caller: Principal) -> Session:
+    def open_session(self, caller: Principal, is_resumable: bool = False) -> Session:
         # Keys share the engine's burst capacity; without keys sessions do.
         group = caller.name if self.gatekeeper.has_keys else ""
-        return self.registry.create(caller.name, self.settings, caller.max_active_responses, group)
+        is_resumable = is_resumable and self.config.limits.resume_grace_s > 0
+        return self.registry.create(caller.name, self.settings, caller.max_active_responses, group, is_resumable)
 
     def check_not_draining(self) -> None:
         """Check that the server accepts work; raises ``RequestRefused`` while it drains."""
@@ -180,6 +183,7 @@ class SpeechServer:
     async def drain(self) -> None:
         """Refuse new work, let responses end, then close every connection."""
         self.draining = True
+        self.resumption.closed.set()
         log.info("draining", extra={"num_active_responses": self.num_active_responses})
         self._on_drained()
         await _wait_for(self.config.listen.drain_timeout_s, self._may_close)

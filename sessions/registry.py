@@ -30,7 +30,6 @@ from sessions.voices.store import VoiceStore
 logger = logging.getLogger(__name__)
 
 ID_BYTES = 8
-TOKEN_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +87,7 @@ class SessionRegistry:
         settings: SpeechSettings | None = None,
         max_active_responses: int | None = None,
         group: str = "",
+        is_resumable: bool = False,
     ) -> Session:
         """A session of the client that holds ``key``, for which ``max_active_responses`` takes the place of the limit
         per key. Sessions of one ``group`` share what the engine has for burst; without one each stands for itself.
@@ -99,7 +99,6 @@ class SessionRegistry:
         self._services.validate(settings, key)
         session = Session(
             secrets.token_hex(ID_BYTES),
-            secrets.token_urlsafe(TOKEN_BYTES),
             key,
             self._services,
             self._admission,
@@ -107,6 +106,7 @@ class SessionRegistry:
             settings,
             max_active_responses,
             group,
+            is_resumable,
         )
         self._sessions[session.session_id] = session
         self._tally.add(SESSIONS, 1)

@@ -34,7 +34,7 @@ from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, Underrun
 from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
-from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed
+from sessions.errors import EngineFailed, LimitExceeded, ResumeRefused, TextInputClosed
 from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
 from sessions.packetizer import AudioPacket
@@ -61,6 +61,8 @@ MAX_BEGUN_ITEMS = 50
 # Audio that the listener still has when the encoder is drained at the latest.
 DRAIN_MARGIN_S = 0.2
 MAX_DRAIN_WAIT_S = 1.0
+# An Opus decoder that starts anew converges within this (RFC 7845, section 4.6).
+OPUS_PREROLL_MS = 80
 
 
 class State(Enum):
@@ -93,8 +95,11 @@ class Response:
         text_queue: TextQueue,
         on_text: Callable[[Response], None],
         on_end: Callable[[Response], None],
+        is_resumable: bool = False,
     ) -> None:
-        """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``."""
+        """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``.
+
+        A resumable response retains what it has sent, for ``resume``."""
         info, limits = services.engine.info, services.limits
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
         needs_alignment = settings.reports_heard_text or settings.word_times
@@ -127,7 +132,9 @@ class Response:
             Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms)),
             partial(count_underrun, services.metrics),
             limits.max_audio_message_ms,
+            is_resumable,
         )
+        self._is_suspended = False
         self._alarm = WakeEvent()  # of the task
         self._reader = WakeEvent()
         self._wake_reader: Callable[[], None] = self._reader.set
@@ -477,6 +484,49 @@ class Response:
         metrics.observe("lead_seconds", self._ring.lead_ms(now) / 1000)
         self._totals.on_audio_sent(now, metrics)
 
+    # A lost connection
+
+    @property
+    def num_text_chars(self) -> int:
+        """Characters of text received."""
+        return self._text.num_text_chars
+
+    @property
+    def num_flushes(self) -> int:
+        return self._text.num_flushes
+
+    @property
+    def next_sample(self) -> int:
+        """Position of the next audio message, as ``ResponseAudio.start_sample`` counts."""
+        return self._ring.next_sample
+
+    def suspend(self) -> None:
+        """Stop the playback clock until ``resume``. Nothing is cancelled; the engine works until its lead is full."""
+        self._is_suspended = True
+        self._ring.freeze(now_s())
+        self._report_playback_to_engine()
+
+    def resume(self, received_samples: int, played_ms: float | None) -> None:
+        """Go back to what a reader with ``received_samples`` lacks; Opus begins ``OPUS_PREROLL_MS`` earlier.
+
+        Raises ``ResumeRefused`` where that was never sent, or is retained no more; then nothing has changed."""
+        rate, now = self.format.sample_rate, now_s()
+        played_samples = received_samples if played_ms is None else int(played_ms * rate / 1000) + self.pre_skip_samples
+        is_opus = self.format.encoding is Encoding.OPUS
+        try:
+            self._ring.rewind(
+                received_samples,
+                min(max(played_samples, 0), received_samples),
+                OPUS_PREROLL_MS * rate // 1000 if is_opus else 0,
+                now,
+            )
+        except ValueError as error:
+            raise ResumeRefused(f"response {self.response_id!r}: {error}", "received_samples") from None
+        self._is_suspended = False
+        self._report_playback_to_engine()
+        self.advance()
+        self._wake_reader()
+
     # Playback and heard text
 
     def report_playback(self, played_ms: float) -> None:
@@ -554,6 +604,11 @@ class Response:
         if self.is_done:
             return
         source = self._waits_for(now)
+        if self._is_suspended:
+            # The engine's own clock would run on.
+            self._report_playback_to_engine()
+            if source is not StallSource.ENGINE:
+                return
         match source:
             case StallSource.READER | StallSource.LISTENER:
                 progress = self._ring.num_messages_sent

@@ -1,6 +1,7 @@
 """The packets, word times and flushes of a response in order, each with the time at which it may leave.
 
-The terminal event is the last entry, so that a reader gets exactly one. Pure: time is passed in.
+The terminal event is the last entry, so that a reader gets exactly one. A ring of a resumable session retains what it
+has sent, and can go back to what a client received. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from sessions.packetizer import AudioPacket
 FRAME_MESSAGE_MS = 80
 # Messages that a long lead is sent in.
 MESSAGES_IN_LEAD = 8
+# Sent audio that a resumable response retains at most.
+RESUME_WINDOW_S = 30
+RESUME_WINDOW_BYTES = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,24 @@ class FlushEntry:
     flush: int
 
 
+Entry = PacketGroup | ResponseWordTimes | FlushEntry | ResponseFinished
+
+
+@dataclass(frozen=True, slots=True)
+class SentEntry:
+    """A sent entry with the positions before and after it, in samples and in audio messages."""
+
+    entry: Entry
+    start_sample: int
+    end_sample: int
+    sequence: int
+    num_bytes: int
+
+    def is_received(self, num_samples: int) -> bool:
+        """Return whether a client that has ``num_samples`` of audio certainly has this."""
+        return self.end_sample < num_samples or self.start_sample < self.end_sample == num_samples
+
+
 class PacketRing:
     """First in, first out; counts messages and samples. Positions are in samples at the format's rate."""
 
@@ -47,16 +69,21 @@ class PacketRing:
         pacer: Pacer,
         on_underrun: Callable[[PlayoutUnderrun], None],
         message_ms: int = FRAME_MESSAGE_MS,
+        retains: bool = False,
     ) -> None:
-        """A message holds at most ``message_ms``, and less with a short lead."""
+        """A message holds at most ``message_ms``, and less with a short lead. ``retains`` makes ``rewind`` possible."""
         self._response_id = response_id
         self._pacer = pacer
         self._on_underrun = on_underrun
         self._max_message_samples = pacer.sample_rate * max_audio_message_ms(pacer.settings.lead_ms, message_ms) // 1000
-        self._entries: deque[PacketGroup | ResponseWordTimes | FlushEntry | ResponseFinished] = deque()
+        self._entries: deque[Entry] = deque()
+        self._sent: deque[SentEntry] | None = deque() if retains else None
+        self._num_sent_bytes = 0
         self._popped_s = -math.inf
         # Samples of messages that have not been popped yet.
         self.waiting_samples = 0
+        # Samples sent, whatever was sent again since.
+        self.num_sent_samples = 0
         # Audio messages.
         self.num_messages_sent = 0
         self.is_closed = False
@@ -66,7 +93,8 @@ class PacketRing:
         return not self._entries
 
     @property
-    def num_sent_samples(self) -> int:
+    def next_sample(self) -> int:
+        """Position of the next audio message."""
         return self._pacer.handed_over_samples
 
     def played_samples(self, now_s: float) -> int:
@@ -83,7 +111,7 @@ class PacketRing:
 
     def report(self, played_samples: int, now_s: float) -> None:
         """Set the listener's position to what the client reports."""
-        self._pacer.on_playback_report(played_samples, now_s)
+        self._evict_sent(self._pacer.on_playback_report(played_samples, now_s))
 
     def put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
         for group in group_packets(packets, self._max_message_samples):
@@ -103,9 +131,12 @@ class PacketRing:
         self.is_closed = True
 
     def clear(self) -> None:
-        """Drop what was not popped."""
+        """Drop what was not popped, and what was retained."""
         self._entries.clear()
         self.waiting_samples = 0
+        if self._sent is not None:
+            self._sent.clear()
+            self._num_sent_bytes = 0
 
     def due_s(self, now_s: float) -> float | None:
         """Return when ``pop_due`` returns the next event; ``None`` while nothing waits."""
@@ -125,15 +156,61 @@ class PacketRing:
         if due_s is None or not is_due(due_s, now_s):
             return None
         self._popped_s = now_s
-        match head := self._entries.popleft():
+        head = self._entries.popleft()
+        if self._sent is not None:
+            self._retain(head, self._sent)
+        match head:
             case PacketGroup():
                 return self._on_sent(head, now_s)
             case FlushEntry():
-                return FlushCompleted(self._response_id, head.flush, self.num_sent_samples)
+                return FlushCompleted(self._response_id, head.flush, self.next_sample)
             case _:
                 return head
 
-    def _append(self, entry: PacketGroup | ResponseWordTimes | FlushEntry | ResponseFinished) -> None:
+    def freeze(self, now_s: float) -> None:
+        """Stop the playback clock: the reader is cut off."""
+        self._pacer.freeze(now_s)
+
+    def rewind(self, received_samples: int, played_samples: int, preroll_samples: int, now_s: float) -> None:
+        """Go back to the first entry that a reader with ``received_samples`` lacks, or ``preroll_samples`` before it.
+
+        Raises ``ValueError`` where that was never sent, or is retained no more.
+        """
+        if received_samples > self.num_sent_samples:
+            raise ValueError(f"received_samples is {received_samples}; {self.num_sent_samples} were sent")
+        sent = self._sent or deque()
+        first_sample = sent[0].start_sample if sent else self.next_sample
+        if received_samples < first_sample:
+            raise ValueError(f"received_samples is {received_samples}; audio from {first_sample} on is retained")
+        while sent and sent[0].is_received(received_samples - preroll_samples):
+            sent.popleft()
+        if sent:
+            self.num_messages_sent = sent[0].sequence
+        self._pacer.rewind(sent[0].start_sample if sent else self.next_sample, played_samples, now_s)
+        lacking = [one for one in sent if isinstance(one.entry, PacketGroup) or not one.is_received(received_samples)]
+        self._entries.extendleft(one.entry for one in reversed(lacking))
+        self.waiting_samples += sum(one.end_sample - one.start_sample for one in lacking)
+        sent.clear()
+        self._num_sent_bytes = 0
+
+    def _retain(self, entry: Entry, sent: deque[SentEntry]) -> None:
+        start_sample = end_sample = self.next_sample
+        num_bytes = 0
+        if isinstance(entry, PacketGroup):
+            end_sample += entry.num_samples
+            num_bytes = sum(len(packet.data) for packet in entry.packets)
+        sent.append(SentEntry(entry, start_sample, end_sample, self.num_messages_sent, num_bytes))
+        self._num_sent_bytes += num_bytes
+        self._evict_sent(end_sample - RESUME_WINDOW_S * self._pacer.sample_rate)
+
+    def _evict_sent(self, received_samples: int) -> None:
+        """Drop what a reader has, and what is beyond the size of the window."""
+        while self._sent and (
+            self._num_sent_bytes > RESUME_WINDOW_BYTES or self._sent[0].is_received(received_samples)
+        ):
+            self._num_sent_bytes -= self._sent.popleft().num_bytes
+
+    def _append(self, entry: Entry) -> None:
         assert not self.is_closed, "an entry after the terminal event"
         self._entries.append(entry)
 
@@ -144,6 +221,7 @@ class PacketRing:
         if underrun and not was_in_time:
             self._on_underrun(underrun)
         self.waiting_samples -= group.num_samples
+        self.num_sent_samples = max(self.num_sent_samples, self.next_sample)
         sequence, self.num_messages_sent = self.num_messages_sent, self.num_messages_sent + 1
         packets = tuple(packet.data for packet in group.packets)
         return ResponseAudio(self._response_id, sequence, start_sample, group.num_samples, packets)

@@ -23,7 +23,6 @@ class Session:
     def __init__(
         self,
         session_id: str,
-        resume_token: str,
         key: str,
         services: SessionServices,
         admission: ResponseLimiter,
@@ -31,10 +30,10 @@ class Session:
         settings: SpeechSettings,
         key_limit: int | None = None,
         group: str = "",
+        is_resumable: bool = False,
     ) -> None:
         """``group`` shares the engine's burst capacity with other groups; by default the session is one of its own."""
         self.session_id = session_id
-        self.resume_token = resume_token
         self.key = key
         self.group = group or session_id
         # Set when the session has ended, for any reason.
@@ -44,6 +43,7 @@ class Session:
         self._on_detach = on_detach
         self._settings = settings
         self._key_limit = key_limit
+        self._is_resumable = is_resumable
         self._text_queue = services.text_budget.create_queue()
         self._serial = itertools.count()
         # The active ones, and the last that ended.
@@ -95,6 +95,7 @@ class Session:
             self._text_queue,
             weak_method(self._admit),
             weak_method(self._on_response_end),
+            self._is_resumable,
         )
         self._active.add(response)
         self._responses[response_id] = response
@@ -122,13 +123,8 @@ class Session:
         for response in list(self._active):
             response.check_timeouts(now)
 
-    def detach(self, grace_s: float = 0.0) -> None:
-        """The client is gone: cancel every response and take no more work. The only way out; idempotent.
-
-        ``grace_s`` above 0 is refused until sessions can be resumed.
-        """
-        if grace_s > 0:
-            raise ValueError(f"grace_s must be 0, is {grace_s}")
+    def detach(self) -> None:
+        """The client is gone: cancel every response and take no more work. The only way out; idempotent."""
         if self.detached.is_set():
             return
         self.detached.set()

@@ -109,8 +109,8 @@ class TextTrack:
         self.waiting: deque[TextItem] = deque()
         # The segment that text is being added to.
         self.open: TextSegment | None = None
-        # Characters received; a flush counts as one, so that what limits text limits flushes too.
-        self.num_chars = 0
+        self.num_text_chars = 0
+        self.num_flushes = 0
         self.closed = False
         self._timeline = timeline
         self._dead_air = dead_air or DeadAirRule()
@@ -118,10 +118,14 @@ class TextTrack:
         self._unread: deque[str | FlushItem | EndItem] = deque()
         # Characters already read of the first waiting text.
         self._num_chars_read = 0
-        self._num_flushes = 0
         self._gather_next = False
         self._segmenter = Segmenter(segmenter)
         self._words: WordBuffer | IncrementalNormalizer = IncrementalNormalizer() if normalize else WordBuffer()
+
+    @property
+    def num_chars(self) -> int:
+        """Characters received; a flush counts as one, so that what limits text limits flushes, too."""
+        return self.num_text_chars + self.num_flushes
 
     @property
     def exhausted(self) -> bool:
@@ -135,15 +139,14 @@ class TextTrack:
 
     def push(self, text: str, now_s: float) -> None:
         self._pace.record(text, now_s)
-        self.num_chars += len(text)
+        self.num_text_chars += len(text)
         self._timeline.append_text(text)
         if text:
             self._unread.append(text)
 
     def flush(self) -> int:
-        self.num_chars += 1
-        item = FlushItem(self._num_flushes)
-        self._num_flushes += 1
+        item = FlushItem(self.num_flushes)
+        self.num_flushes += 1
         self._unread.append(item)
         return item.flush
 

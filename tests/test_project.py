@@ -265,9 +265,9 @@ class Size(NamedTuple):
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
     "engine": Size(17_470, 100, 0),
-    "sessions": Size(8_955, 86, 0),
-    "realtime": Size(20_380, 124, 0),
-    "tests": Size(49_655, 285, 7),
+    "sessions": Size(9_100, 86, 0),
+    "realtime": Size(20_800, 125, 0),
+    "tests": Size(50_020, 286, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 

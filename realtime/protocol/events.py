@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 from engine.api import ErrorInfo
 
 MAX_ID_CHARS = 64
+MAX_RESUMED_RESPONSES = 64
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS, pattern=r"\A[A-Za-z0-9_.:-]+\Z")]
 Pace = Literal["lead", "burst"]
@@ -87,6 +88,25 @@ class SessionClose(ClientEventBase, tag="session.close", frozen=True):
     """Speak what is there, then close."""
 
 
+class ResumePosition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a client has of a response."""
+
+    response_id: Id
+    # End of the last audio message, counted as ``sample_time``.
+    received_samples: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+    # Playback position; by default all that was received.
+    played_ms: float | None = None
+
+
+class SessionResume(ClientEventBase, tag="session.resume", frozen=True):
+    """Go on with a session whose connection was lost. The first event of a connection."""
+
+    session_id: str
+    token: str
+    # Responses to go on with; the others are cancelled.
+    responses: Annotated[tuple[ResumePosition, ...], Meta(max_length=MAX_RESUMED_RESPONSES)] = ()
+
+
 class ResponseCreate(ClientEventBase, tag="response.create", frozen=True):
     # Id chosen by the client, so that text may follow at once; by default the server generates one.
     response_id: Id | None = None
@@ -99,6 +119,8 @@ class ResponseCreate(ClientEventBase, tag="response.create", frozen=True):
 class TextAppend(ClientEventBase, tag="text.append", frozen=True):
     response_id: Id
     text: str
+    # Position of the text in the response, in characters (code points); what was received before is skipped.
+    at: Annotated[int, Meta(ge=0)] | None = None
 
 
 class TextFlush(ClientEventBase, tag="text.flush", frozen=True):
@@ -154,6 +176,36 @@ class SessionCreated(ServerEventBase, tag="session.created", frozen=True):
     languages: tuple[str, ...]
     settings: NativeSpeechSettings
     limits: SessionLimitsInfo
+    # Seconds for which the session outlives a lost connection, and of sent audio that a resume can repeat at most.
+    resume_grace_s: float = 0.0
+    resume_window_s: float = 0.0
+
+
+class ResumedResponse(Struct, frozen=True, kw_only=True):
+    """Where a response goes on."""
+
+    response_id: str
+    # ``open``, ``ended``, ``cancelling``, or ``unknown``: never received, or forgotten.
+    state: str
+    response: int | None = None
+    format: ResponseAudioFormat | None = None
+    # Text and flushes received; later ones are lost.
+    received_chars: int = 0
+    received_flushes: int = 0
+    # ``sample_time`` of the next audio message.
+    next_sample: int = 0
+    # Decoded samples from there on that the client has.
+    discard_samples: int = 0
+
+
+class SessionResumed(ServerEventBase, tag="session.resumed", frozen=True):
+    session_id: str
+    # For the next resume.
+    token: str
+    grace_s: float
+    # All settings of the next response.
+    settings: NativeSpeechSettings
+    responses: tuple[ResumedResponse, ...]
 
 
 class SessionUpdated(ServerEventBase, tag="session.updated", frozen=True):
@@ -272,11 +324,20 @@ class AudioMessage:
 
 
 ClientEvent = (
-    SessionUpdate | SessionClose | ResponseCreate | TextAppend | TextFlush | TextEnd | ResponseCancel | PlaybackReport
+    SessionUpdate
+    | SessionResume
+    | SessionClose
+    | ResponseCreate
+    | TextAppend
+    | TextFlush
+    | TextEnd
+    | ResponseCancel
+    | PlaybackReport
 )
 ServerEvent = (
     SessionCreated
     | SessionUpdated
+    | SessionResumed
     | ResponseCreated
     | ResponseWords
     | TextFlushed

@@ -20,6 +20,7 @@ from realtime.protocol.events import (
     Id,
     NativeSpeechSettings,
     ResponseAudioFormat,
+    ResumePosition,
     SessionCreated,
     SessionUpdated,
     Status,
@@ -132,6 +133,13 @@ class AppendText:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendTextAt(AppendText):
+    """Append text from this position on, in characters of the context's text; what was received before is skipped."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FlushContext:
     """Speak all text so far; answered by ``ContextFlushed``, at once if there is nothing to say."""
 
@@ -166,6 +174,15 @@ class UpdateSettings:
     """Change the settings of later responses; answered by ``SessionUpdated``."""
 
     settings: NativeSpeechSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeSession:
+    """Take over a session of a lost connection, with its dialect; answered by ``ResumedSession``."""
+
+    session_id: str
+    token: str
+    responses: tuple[ResumePosition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +226,7 @@ DialectCommand = (
     | CancelContext
     | ReportPlayback
     | UpdateSettings
+    | ResumeSession
     | QueryHeard
     | FinishContexts
     | CloseConnection
@@ -235,6 +253,31 @@ class ResponseOpened:
     format: ResponseAudioFormat
     # All settings of the response.
     settings: NativeSpeechSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedContext:
+    """Where a context goes on; ``None`` for one that is unknown."""
+
+    context: str
+    format: ResponseAudioFormat | None = None
+    received_chars: int = 0
+    received_flushes: int = 0
+    next_sample: int = 0
+    discard_samples: int = 0
+    # True if its end was sent before.
+    had_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedSession:
+    """The answer to ``ResumeSession``."""
+
+    session_id: str
+    token: str
+    grace_s: float
+    settings: NativeSpeechSettings
+    contexts: tuple[ResumedContext, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +384,7 @@ class AllContextsEnded:
 
 
 # Events of the native wire about its session.
-SessionEvent = SessionCreated | SessionUpdated
+SessionEvent = SessionCreated | SessionUpdated | ResumedSession
 DialectEvent = (
     ContextOpened
     | ResponseOpened

@@ -17,6 +17,7 @@ from realtime.protocol.events import (
     ResponseCancel,
     ResponseCreate,
     SessionClose,
+    SessionResume,
     SessionUpdate,
     TextAppend,
     TextEnd,
@@ -28,6 +29,8 @@ MAX_REMEMBERED_RESPONSES = 4
 
 
 class SessionState(StrEnum):
+    # No event was received.
+    NEW = "new"
     ACTIVE = "active"
     # Speaks what is there and takes no new response.
     CLOSING = "closing"
@@ -64,6 +67,7 @@ class IgnoredEvent:
 Transition = ResponseState | EventRefusal | IgnoredEvent
 S, R = SessionState, ResponseState
 IGNORED = IgnoredEvent()
+NOT_FIRST = EventRefusal("resume_refused", "session.resume is the first event of a connection")
 CLOSING = EventRefusal("session_closed", "the session is closing")
 NO_RESPONSE = EventRefusal("unknown_response", "there is no response with this id")
 ID_IN_USE = EventRefusal("duplicate_response", "this response id is in use, or was a moment ago")
@@ -71,8 +75,14 @@ NO_MORE_TEXT = EventRefusal("text_closed", "the text of this response has ended"
 RESPONSE_ENDED = EventRefusal("response_done", "this response has ended")
 
 SESSION_TRANSITIONS: dict[SessionState, dict[type[ClientEvent], SessionState | EventRefusal]] = {
-    S.ACTIVE: {SessionUpdate: S.ACTIVE, SessionClose: S.CLOSING, ResponseCreate: S.ACTIVE},
-    S.CLOSING: {SessionUpdate: CLOSING, SessionClose: CLOSING, ResponseCreate: CLOSING},
+    S.NEW: {SessionResume: S.NEW, SessionUpdate: S.ACTIVE, SessionClose: S.CLOSING, ResponseCreate: S.ACTIVE},
+    S.ACTIVE: {
+        SessionResume: NOT_FIRST,
+        SessionUpdate: S.ACTIVE,
+        SessionClose: S.CLOSING,
+        ResponseCreate: S.ACTIVE,
+    },
+    S.CLOSING: {SessionResume: NOT_FIRST, SessionUpdate: CLOSING, SessionClose: CLOSING, ResponseCreate: CLOSING},
 }
 
 # A ``response.create`` with ``end`` counts as a ``response.create`` and a ``text.end``.
@@ -152,7 +162,7 @@ class SessionStateMachine:
     """
 
     def __init__(self, max_remembered: int = MAX_REMEMBERED_RESPONSES) -> None:
-        self.state = SessionState.ACTIVE
+        self.state = SessionState.NEW
         self._max_remembered = max_remembered
         self._live: dict[str, ResponseState] = {}
         self._past: OrderedDict[str, ResponseState] = OrderedDict()
@@ -180,6 +190,11 @@ class SessionStateMachine:
     def on_response_done(self, response_id: str) -> None:
         """``response.done`` is being sent. Raises ``LocalProtocolError`` when it was sent before."""
         self._leave(response_id, "response.done")
+
+    def reopen(self, response_id: str) -> None:
+        """The client has not received ``response.done`` of this response: it will be sent again."""
+        state = self._past.pop(response_id)
+        self._live[response_id] = ResponseState.OPEN if state is ResponseState.FAILED else ResponseState.ENDED
 
     def _transition_session(self, event: ClientEvent) -> None:
         move = SESSION_TRANSITIONS[self.state].get(type(event), self.state)

@@ -77,7 +77,7 @@ class Pacer:
         if not self.handed_over_samples:
             self._first_s = now_s
             self._anchor_s = now_s + self.settings.start_delay_ms / 1000
-        elif self._reached_s(self.handed_over_samples) < now_s:
+        elif self._anchor_samples <= self.handed_over_samples and self._reached_s(self.handed_over_samples) < now_s:
             underrun = self._underrun(now_s, late_cause)
             self._anchor_samples, self._anchor_s = self.handed_over_samples, now_s
         self.handed_over_samples += num_samples
@@ -92,6 +92,16 @@ class Pacer:
         if self.handed_over_samples:
             self._anchor_samples, self._anchor_s = self._reported_samples, now_s
         return self._reported_samples
+
+    def freeze(self, now_s: float) -> None:
+        """Stop the clock: the listener is cut off. ``rewind`` lets it run again."""
+        self._anchor_samples, self._anchor_s = self.played_samples(now_s), math.inf
+
+    def rewind(self, sent_samples: int, played_samples: int, now_s: float) -> None:
+        """Go back to where the listener has received ``sent_samples``, and has played ``played_samples``."""
+        self.handed_over_samples = sent_samples
+        self._reported_samples = self._anchor_samples = played_samples
+        self._anchor_s = now_s if sent_samples else math.inf
 
     def played_samples(self, now_s: float) -> int:
         return min(self._anchor_samples + self._elapsed(now_s - self._anchor_s), self.handed_over_samples)

@@ -85,6 +85,7 @@ async def live_server(engine: FakeSpeechEngine | None = None, **flags: object) -
             "listen.port": 0,
             "listen.drain_timeout_s": 0,
             "listen.close_timeout_s": 0.2,
+            "limits.resume_grace_s": 0,
             "speech.aligner": "even",  # a hum holds no words
         }
         | settings
@@ -100,6 +101,7 @@ async def live_server(engine: FakeSpeechEngine | None = None, **flags: object) -
     try:
         yield LiveServer(listeners.ports.main, app.state.server, engine, uvicorn, listeners.ports.tls)
     finally:
+        app.state.server.resumption.closed.set()  # as in a drain
         await close(uvicorn)
 
 

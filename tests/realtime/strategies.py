@@ -60,8 +60,17 @@ SETTINGS = st.builds(
 CLIENT_EVENTS = st.one_of(
     st.builds(ev.SessionUpdate, settings=SETTINGS),
     st.builds(ev.SessionClose),
+    st.builds(
+        ev.SessionResume,
+        session_id=NAMES,
+        token=NAMES,
+        responses=st.lists(
+            st.builds(ev.ResumePosition, response_id=IDS, received_samples=U32, played_ms=st.none() | NUMBER),
+            max_size=3,
+        ).map(tuple),
+    ),
     st.builds(ev.ResponseCreate, response_id=st.none() | IDS, settings=SETTINGS, text=TEXT, end=st.booleans()),
-    st.builds(ev.TextAppend, response_id=IDS, text=TEXT),
+    st.builds(ev.TextAppend, response_id=IDS, text=TEXT, at=st.none() | U32),
     st.builds(ev.TextFlush, response_id=IDS),
     st.builds(ev.TextEnd, response_id=IDS),
     st.builds(ev.ResponseCancel, response_id=IDS, played_ms=st.none() | NUMBER),
@@ -98,6 +107,16 @@ SERVER_EVENTS = st.one_of(
         limits=LIMITS,
     ),
     st.builds(ev.SessionUpdated, settings=SETTINGS),
+    st.builds(
+        ev.SessionResumed,
+        session_id=NAMES,
+        token=NAMES,
+        grace_s=NUMBER,
+        settings=SETTINGS,
+        responses=st.lists(
+            st.builds(ev.ResumedResponse, response_id=IDS, state=NAMES, response=st.none() | U32), max_size=3
+        ).map(tuple),
+    ),
     st.builds(
         ev.ResponseCreated,
         response_id=IDS,

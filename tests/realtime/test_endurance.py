@@ -96,6 +96,7 @@ async def test_sessions_leave_nothing_behind(num_first: int, num_settling: int, 
 def real_server() -> Iterator[ServerProcess]:
     """With the embedded voice, its engine in a process of its own."""
     command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--log-level", "error"]
+    command += ["--set", "limits.resume_grace_s=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         try:

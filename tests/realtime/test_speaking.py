@@ -39,7 +39,7 @@ async def test_first_event_lists_server_capabilities(live: LiveServer) -> None:
         created = client.created
     assert (created.protocol, created.model, created.voices) == ("voicewire.v1", "fake", ("ada", "ben"))
     assert created.session_id
-    assert created.resume_token
+    assert (created.resume_token, created.resume_grace_s) == ("", 0)
     assert created.settings.format == ev.NativeAudioFormat(
         encoding="opus", sample_rate=24_000, bitrate=32_000, complexity=5, fec=False, packet_loss_percent=10, dtx=False
     )

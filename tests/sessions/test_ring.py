@@ -14,7 +14,7 @@ from sessions.clock import TICK_S, WakeEvent, is_due, next_tick, now_s
 from sessions.config import SessionLimits
 from sessions.errors import SlowReader, TextTimeout
 from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseFinished, ResponseStatus
-from sessions.ring import PacketRing, group_packets, max_audio_message_ms
+from sessions.ring import RESUME_WINDOW_BYTES, PacketRing, group_packets, max_audio_message_ms
 from sessions.stall_detector import StallDetector, StallSource
 
 pytestmark = pytest.mark.virtual_time
@@ -322,3 +322,54 @@ def test_progress_or_another_source_restarts_a_stall_limit():
     error = detector.check(StallSource.WRITER, 2, 79.2)
     assert isinstance(error, TextTimeout)
     assert str(error) == "text_timeout_s is 60"
+
+
+@given(
+    st.lists(st.one_of(st.integers(1, 900), st.none()), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=6),
+    st.sampled_from([None, 100, 1_000]),
+    st.sampled_from([0, 640]),
+)
+def test_rewind_repeats_what_a_reader_lacks(
+    items: list[int | None], cuts: list[tuple[int, int]], lead_ms: int | None, preroll_samples: int
+) -> None:
+    """Each cut loses the last messages. Whatever is cut, the reader gets every sample once, and the end."""
+    ring = PacketRing("r", Pacer(RING_RATE, PacerSettings(lead_ms=lead_ms)), lambda _: None, retains=True)
+    for number, size in enumerate(items):
+        ring.put_flush(number) if size is None else ring.put([Sound(size)], 0.0, UnderrunCause.ENGINE)
+    ring.close(ResponseFinished("r", ResponseStatus.COMPLETED, 800, 100.0, HeardText("", "", 0.0)))
+    now, popped, received, sent = 0.0, [], [], {}
+    for num_popped, num_lost in [*cuts, (1_000, 0)]:
+        while len(popped) < num_popped and (due_s := ring.due_s(now)) is not None:
+            now = due_s
+            popped.append(event := ring.pop_due(now))
+            if isinstance(event, ResponseAudio):
+                assert sent.setdefault(event.start_sample, event) == event, "a repeated message differs"
+        received += popped[: max(len(popped) - num_lost, 0)]
+        popped = []
+        num_samples = max((e.start_sample + e.num_samples for e in received if isinstance(e, ResponseAudio)), default=0)
+        if num_popped < 1_000:
+            ring.freeze(now)
+            now += 1.0
+            ring.rewind(num_samples, num_samples, preroll_samples, now)
+    audio = {event.start_sample: event for event in received if isinstance(event, ResponseAudio)}
+    assert [audio[start].num_samples for start in sorted(audio)] == [size for size in items if size is not None]
+    assert {e.flush for e in received if isinstance(e, FlushCompleted)} == {n for n, s in enumerate(items) if s is None}
+    assert isinstance(received[-1], ResponseFinished)
+    assert ring.waiting_samples == 0
+
+
+def test_rewind_beyond_what_is_retained_is_refused() -> None:
+    ring = PacketRing("r", Pacer(RING_RATE, PacerSettings(lead_ms=None)), lambda _: None, retains=True)
+    for _ in range(RESUME_WINDOW_BYTES // 8_000 + 2):
+        ring.put([Sound(8_000)], 0.0, UnderrunCause.ENGINE)
+        ring.pop_due(0.0)
+    with pytest.raises(ValueError, match=r"is 0; audio from \d+ on is retained"):
+        ring.rewind(0, 0, 0, 1.0)
+    with pytest.raises(ValueError, match="were sent"):
+        ring.rewind(10**9, 0, 0, 1.0)
+    ring.rewind(ring.num_sent_samples - 8_000, 0, 0, 1.0)
+    assert isinstance(ring.pop_due(1.0), ResponseAudio)
+    ring.report(ring.num_sent_samples, 100.0)
+    with pytest.raises(ValueError, match="is retained"):
+        ring.rewind(ring.num_sent_samples - 8_000, 0, 0, 101.0)

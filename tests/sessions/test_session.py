@@ -177,14 +177,6 @@ async def test_detach_cancels_all_and_refuses_more(registry: SessionRegistry, en
         assert (await task).done.status is ResponseStatus.CANCELLED
 
 
-async def test_resuming_is_refused_until_it_exists(registry: SessionRegistry):
-    session = registry.create()
-    with pytest.raises(ValueError, match="grace_s must be 0"):
-        session.detach(grace_s=5)
-    assert len(session.resume_token) >= 32
-    assert session.resume_token != registry.create().resume_token
-
-
 async def test_idle_sessions_expire_and_busy_ones_do_not(engine: RecordingEngine):
     limits = RegistryLimits(idle_timeout_s=30, encoder_threads=0, session=SessionLimits(text_timeout_s=1_000))
     registry = SessionRegistry(engine, limits)

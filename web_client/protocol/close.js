@@ -10,6 +10,7 @@ export const CloseCode = Object.freeze({
   INTERNAL_ERROR: 1011,
   SERVICE_RESTART: 1012,
   IDLE_TIMEOUT: 4408,
+  REPLACED: 4409,
   SESSION_EXPIRED: 4410,
 });
 
@@ -24,10 +25,17 @@ export const MEANINGS = Object.freeze({
   [CloseCode.INTERNAL_ERROR]: "a fault of the server, or pings that were not answered",
   [CloseCode.SERVICE_RESTART]: "the server is draining or restarting: connect again",
   [CloseCode.IDLE_TIMEOUT]: "no event and no speech for idle_timeout_s",
+  [CloseCode.REPLACED]: "another connection resumed the session",
   [CloseCode.SESSION_EXPIRED]: "the session is older than max_session_duration_s",
 });
 
 /** Codes after which reconnecting is useless. */
 export const FINAL = Object.freeze(
-  new Set([CloseCode.UNSUPPORTED_DATA, CloseCode.INVALID_DATA, CloseCode.POLICY_VIOLATION, CloseCode.MESSAGE_TOO_BIG]),
+  new Set([
+    CloseCode.UNSUPPORTED_DATA,
+    CloseCode.INVALID_DATA,
+    CloseCode.POLICY_VIOLATION,
+    CloseCode.MESSAGE_TOO_BIG,
+    CloseCode.REPLACED,
+  ]),
 );

@@ -117,10 +117,12 @@ const settingsTold = struct(settingFields, LENIENT);
 
 /**
  * @typedef {{type: "session.update", settings: Settings}} SessionUpdate
+ * @typedef {{response_id: string, received_samples?: number, played_ms?: number | null}} ResumePosition
+ * @typedef {{type: "session.resume", session_id: string, token: string, responses?: ResumePosition[]}} SessionResume
  * @typedef {{type: "session.close"}} SessionClose
  * @typedef {{type: "response.create", response_id?: string, settings?: Settings, text?: string, end?: boolean}
  *   } ResponseCreate
- * @typedef {{type: "text.append", response_id: string, text: string}} TextAppend
+ * @typedef {{type: "text.append", response_id: string, text: string, at?: number | null}} TextAppend
  * @typedef {{type: "text.flush", response_id: string}} TextFlush
  * @typedef {{type: "text.end", response_id: string}} TextEnd
  * @typedef {{type: "response.cancel", response_id: string, played_ms?: number}} ResponseCancel
@@ -129,9 +131,19 @@ const settingsTold = struct(settingFields, LENIENT);
  *   | PlaybackReport} ClientEvent
  */
 
+const resumePosition = struct(
+  { response_id: required(id), received_samples: optional(integer), played_ms: optional(orNull(number)) },
+  STRICT,
+);
+
 /** @type {Record<string, import("./schema.js").Fields>} */
 export const CLIENT_EVENTS = {
   "session.update": { settings: required(settings) },
+  "session.resume": {
+    session_id: required(text),
+    token: required(text),
+    responses: optional(listOf(resumePosition)),
+  },
   "session.close": {},
   "response.create": {
     response_id: optional(orNull(id)),
@@ -139,7 +151,7 @@ export const CLIENT_EVENTS = {
     text: optional(text),
     end: optional(flag),
   },
-  "text.append": { response_id: required(id), text: required(text) },
+  "text.append": { response_id: required(id), text: required(text), at: optional(orNull(integer)) },
   "text.flush": { response_id: required(id) },
   "text.end": { response_id: required(id) },
   "response.cancel": { response_id: required(id), played_ms: optional(orNull(number)) },
@@ -204,8 +216,12 @@ const word = struct(
 
 /**
  * @typedef {{type: "session.created", session_id: string, resume_token: string, protocol: string,
- *   server_version: string, model: string, voices: string[], languages: string[], settings: Settings, limits: Limits}
- *   } SessionCreated
+ *   server_version: string, model: string, voices: string[], languages: string[], settings: Settings, limits: Limits,
+ *   resume_grace_s: number, resume_window_s: number}} SessionCreated
+ * @typedef {{response_id: string, state: string, response: number | null, format: ActualFormat | null,
+ *   received_chars: number, received_flushes: number, next_sample: number, discard_samples: number}} ResumedResponse
+ * @typedef {{type: "session.resumed", session_id: string, token: string, grace_s: number, settings: Settings,
+ *   responses: ResumedResponse[]}} SessionResumed
  * @typedef {{type: "session.updated", settings: Settings}} SessionUpdated
  * @typedef {{type: "response.created", response_id: string, response: number, format: ActualFormat,
  *   settings: Settings}} ResponseCreated
@@ -221,6 +237,20 @@ const word = struct(
  *   ResponseHeard | ErrorEvent} ServerEvent
  */
 
+const resumedResponse = struct(
+  {
+    response_id: required(text),
+    state: required(text),
+    response: optional(orNull(integer), null),
+    format: optional(orNull(actualFormat), null),
+    received_chars: optional(integer, 0),
+    received_flushes: optional(integer, 0),
+    next_sample: optional(integer, 0),
+    discard_samples: optional(integer, 0),
+  },
+  LENIENT,
+);
+
 /** @type {Record<string, import("./schema.js").Fields>} */
 export const SERVER_EVENTS = {
   "session.created": {
@@ -233,6 +263,15 @@ export const SERVER_EVENTS = {
     languages: required(listOf(text)),
     settings: required(settingsTold),
     limits: required(limits),
+    resume_grace_s: optional(number, 0),
+    resume_window_s: optional(number, 0),
+  },
+  "session.resumed": {
+    session_id: required(text),
+    token: required(text),
+    grace_s: required(number),
+    settings: required(settingsTold),
+    responses: required(listOf(resumedResponse)),
   },
   "session.updated": { settings: required(settingsTold) },
   "response.created": {

@@ -29,6 +29,8 @@ class Dialect(ABC):
     reports_heard_text = False
     # True if ``send_session`` is called first.
     reports_session = False
+    # True if a session outlives a lost connection.
+    can_resume = False
     # True to refuse handshakes while no response could begin, for wires without an error for it.
     refuses_when_full = True
     # True if the reason of a close is sent after the ends of the contexts.
@@ -69,7 +71,7 @@ class Dialect(ABC):
         """Return commands for an event: not ``Configure`` or ``QueryHeard``, as in ``start`` and ``send_error``."""
 
     def send_session(self, event: model.SessionEvent) -> Iterable[model.DialectCommand]:
-        """Return commands for an opened session (with ``reports_session``) or for changed settings."""
+        """Return commands for a session that was opened (with ``reports_session``), changed or resumed."""
         return ()
 
     @abstractmethod

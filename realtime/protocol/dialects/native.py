@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +20,7 @@ from realtime.protocol import events as ev
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.native import MAX_PACKET_BYTES, SUBPROTOCOL, parse_client, serialize, serialize_audio
-from realtime.protocol.transitions import ResponseState, SessionStateMachine
+from realtime.protocol.transitions import MAX_REMEMBERED_RESPONSES, ResponseState, SessionStateMachine
 
 KINDS = {
     "opus": ev.AudioKind.OPUS,
@@ -44,6 +45,7 @@ class NativeDialect(Dialect):
 
     reports_heard_text = True
     reports_session = True
+    can_resume = True
     refuses_when_full = False
     sends_error_last = True
     close_codes: ClassVar[Mapping[CloseCode, CloseCode]] = {}
@@ -55,6 +57,8 @@ class NativeDialect(Dialect):
         self._states = SessionStateMachine()
         self._numbers = itertools.count(1)
         self._responses: dict[str, OpenResponse] = {}
+        # Of the last ended responses, which a resume may open again.
+        self._ended: OrderedDict[str, OpenResponse] = OrderedDict()
 
     @property
     def subprotocol(self) -> str | None:
@@ -83,6 +87,8 @@ class NativeDialect(Dialect):
         match event:
             case ev.ResponseCreate(response_id=str() as response_id):
                 yield model.CreateResponse(response_id, event.settings, event.text, event.end)
+            case ev.TextAppend(at=int() as at):
+                yield model.AppendTextAt(event.response_id, event.text, at=at)
             case ev.TextAppend():
                 yield model.AppendText(event.response_id, event.text)
             case ev.TextFlush():
@@ -95,6 +101,8 @@ class NativeDialect(Dialect):
                 is_live = self._states.response_state(event.response_id) is ResponseState.CANCELLING
                 command = model.CancelContext if is_live else model.QueryHeard
                 yield command(event.response_id, event.played_ms)
+            case ev.SessionResume():
+                yield model.ResumeSession(event.session_id, event.token, event.responses)
             case ev.SessionUpdate():
                 yield model.UpdateSettings(event.settings)
             case ev.SessionClose():
@@ -102,7 +110,7 @@ class NativeDialect(Dialect):
                 yield model.FinishContexts()
 
     def send_session(self, event: model.SessionEvent) -> Iterator[model.DialectCommand]:
-        yield _send(event)
+        yield _send(self._resumed(event) if isinstance(event, model.ResumedSession) else event)
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
@@ -110,7 +118,10 @@ class NativeDialect(Dialect):
                 yield model.SendMessage(serialize_audio(self._audio_message(event)))
             case model.ContextEnded(context=context) if context in self._responses:
                 self._states.on_response_done(context)
-                yield _send(_done(event, self._responses.pop(context).number))
+                self._ended[context] = self._responses.pop(context)
+                if len(self._ended) > MAX_REMEMBERED_RESPONSES:
+                    self._ended.popitem(last=False)
+                yield _send(_done(event, self._ended[context].number))
             case model.ContextEnded(context=context, error=ErrorInfo() as error):
                 self._states.on_refused(context)
                 yield model.SendMessage(_error(error, context))
@@ -135,6 +146,31 @@ class NativeDialect(Dialect):
             case model.HeardReported():
                 heard = ev.HeardBody(text=event.heard, remaining=event.remaining, played_ms=event.played_ms)
                 yield ev.ResponseHeard(response_id=event.context, heard=heard)
+
+    def _resumed(self, event: model.ResumedSession) -> ev.SessionResumed:
+        return ev.SessionResumed(
+            session_id=event.session_id,
+            token=event.token,
+            grace_s=event.grace_s,
+            settings=event.settings,
+            responses=tuple(map(self._resumed_response, event.contexts)),
+        )
+
+    def _resumed_response(self, resumed: model.ResumedContext) -> ev.ResumedResponse:
+        if resumed.had_ended:
+            self._states.reopen(resumed.context)
+            self._responses[resumed.context] = self._ended.pop(resumed.context)
+        number = self._responses[resumed.context].number if resumed.context in self._responses else None
+        return ev.ResumedResponse(
+            response_id=resumed.context,
+            state=self._states.response_state(resumed.context),
+            response=number,
+            format=resumed.format,
+            received_chars=resumed.received_chars,
+            received_flushes=resumed.received_flushes,
+            next_sample=resumed.next_sample,
+            discard_samples=resumed.discard_samples,
+        )
 
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield model.SendMessage(_error(error))

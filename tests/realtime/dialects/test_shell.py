@@ -311,10 +311,12 @@ async def test_drain_speaks_pending_turns_and_refuses_new_ones() -> None:
 async def test_messages_of_one_event_stay_together(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     waits_s = itertools.cycle((0.002, 0.0, 0.0))
 
-    async def stutter(_: WebSocketTransport) -> None:
+    async def stutter(transport: WebSocketTransport) -> bool:
         await asyncio.sleep(next(waits_s))
+        return await writable(transport)
 
-    monkeypatch.setattr(WebSocketTransport, "_until_writable", stutter)
+    writable = WebSocketTransport.writable
+    monkeypatch.setattr(WebSocketTransport, "writable", stutter)
     async with dial(live, "/tiny/pairs") as socket:
         for _ in range(4):
             await socket.send(TEXT)

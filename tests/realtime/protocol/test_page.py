@@ -25,6 +25,7 @@ from realtime.protocol.events import (
     ResponseCreate,
     ServerEvent,
     SessionClose,
+    SessionResume,
     SessionUpdate,
     TextAppend,
     TextEnd,
@@ -60,7 +61,7 @@ def _session_body() -> str:
             if isinstance(move, SessionState):
                 moves.setdefault((state, move), []).append(_tag(event))
     return "\n".join(
-        ["    [*] --> active: session.created", *_arrows(moves), "    closing --> [*]: the last response.done"]
+        ["    [*] --> new: session.created", *_arrows(moves), "    closing --> [*]: the last response.done"]
     )
 
 
@@ -145,8 +146,8 @@ def test_the_numbers_are_those_of_the_settings() -> None:
     assert (limits.reader_timeout_s, limits.text_timeout_s) == (10, 60)
 
 
-OF_SESSIONS = {SessionUpdate, SessionClose, ResponseCreate}
-OF_RESPONSES = {*get_args(ClientEvent)} - {SessionUpdate, SessionClose}
+OF_SESSIONS = {SessionUpdate, SessionResume, SessionClose, ResponseCreate}
+OF_RESPONSES = {*get_args(ClientEvent)} - {SessionUpdate, SessionResume, SessionClose}
 STEPS = st.sampled_from(
     [
         *(
