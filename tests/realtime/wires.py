@@ -27,16 +27,19 @@ from realtime.protocol.telephony.audiosocket import frame
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import PUBLIC, SIGNED, TOKEN, told
 from tests.realtime.calls.test_sockets import dial as dial_call
+from tests.realtime.devices import test_xiaozhi_mqtt
 from tests.realtime.dialects.test_wires import HTTP
 from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, TEXT, VendorClient, dial, hear, hear_first_audio, send
-from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, next_of, speak
 from tests.realtime.mqtt.mqtt_client import bridged, client, running
 from tests.realtime.protocol.telephony.lines import message_of
+from tests.realtime.test_auth import connect_packet
 
-# The whole reply is received; or, in the middle of it, a close as the wire has it, a cut, or a cut by a reset.
-Ending = Literal["spoken", "closed", "dropped", "reset"]
+# The whole reply is received; or, in the middle of it, a close as the wire has it, a cut, or a cut by a reset; or the
+# reset comes amid the server's writes, which is what ``LateWrites`` does.
+Ending = Literal["spoken", "closed", "dropped", "reset", "reset in write"]
 Visit = Callable[[LiveServer, Ending, str], Awaitable[None]]
-ENDINGS: tuple[Ending, ...] = ("spoken", "closed", "dropped", "reset")
+ENDINGS: tuple[Ending, ...] = ("spoken", "closed", "dropped", "reset", "reset in write")
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -63,7 +66,7 @@ class Peer:
                 yield live
 
 
-def cut(connection: socket.socket, transport: asyncio.BaseTransport, ending: Ending) -> None:
+async def cut(connection: socket.socket, transport: asyncio.BaseTransport, ending: Ending) -> None:
     if ending == "reset":
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if ending in ("dropped", "reset"):
@@ -71,21 +74,21 @@ def cut(connection: socket.socket, transport: asyncio.BaseTransport, ending: End
         transport.abort()
 
 
-def cut_socket(line: ClientConnection, ending: Ending) -> None:
-    cut(line.transport.get_extra_info("socket"), line.transport, ending)
+async def cut_socket(line: ClientConnection, ending: Ending) -> None:
+    await cut(line.transport.get_extra_info("socket"), line.transport, ending)
 
 
 def visit_vendor(vendor: VendorClient) -> Visit:
     async def visit(live: LiveServer, ending: Ending, text: str) -> None:
         line = await dial(live, vendor)
         await send(line, vendor, vendor.say("t1", text))
-        if ending == "spoken" or vendor.one_turn:
+        if ending in ("spoken", "reset in write") or vendor.one_turn:
             await send(line, vendor, vendor.end("t1"))
         if ending == "spoken":
             await hear(line, vendor, "t1")
-        else:
+        elif ending != "reset in write":
             await hear_first_audio(line, vendor)
-        cut_socket(line, ending)
+        await cut_socket(line, ending)
         await line.close()
 
     return visit
@@ -97,10 +100,9 @@ async def visit_native(live: LiveServer, ending: Ending, text: str) -> None:
             await speak(session, text)
             return
         await session.send(ev.ResponseCreate(response_id="r", text=text, end=True))
-        async for message in session:
-            if isinstance(message, ev.AudioMessage):
-                break
-        cut_socket(session._socket, ending)
+        if ending != "reset in write":
+            await next_of(session, ev.AudioMessage)
+        await cut_socket(session._socket, ending)
 
 
 def visit_request(path: str, body: dict[str, Any]) -> Visit:
@@ -111,9 +113,10 @@ def visit_request(path: str, body: dict[str, Any]) -> Visit:
         reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
         writer.write(head.encode() + data)
         async with asyncio.timeout(WAIT_S):
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-            assert await reader.read(-1 if ending == "spoken" else 1_000)
-        cut(writer.get_extra_info("socket"), writer.transport, ending)
+            if ending != "reset in write":
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                assert await reader.read(-1 if ending == "spoken" else 1_000)
+        await cut(writer.get_extra_info("socket"), writer.transport, ending)
         writer.close()
 
     return visit
@@ -124,10 +127,13 @@ async def visit_wyoming(live: LiveServer, ending: Ending, text: str) -> None:
         await peer.write_event(Synthesize(text).event())
         last = "audio-stop" if ending == "spoken" else "audio-chunk"
         async with asyncio.timeout(WAIT_S):
-            while (event := await peer.read_event()) is None or event.type != last:
+            kind = "" if ending != "reset in write" else last
+            while kind != last:
+                event = await peer.read_event()
                 assert event is not None
+                kind = event.type
         assert peer._writer is not None
-        cut(peer._writer.get_extra_info("socket"), peer._writer.transport, ending)
+        await cut(peer._writer.get_extra_info("socket"), peer._writer.transport, ending)
 
 
 async def visit_broker(live: LiveServer, ending: Ending, text: str) -> None:
@@ -140,12 +146,14 @@ async def visit_broker(live: LiveServer, ending: Ending, text: str) -> None:
 
 REQUESTS = [(path, body) for path, body, _ in HTTP]
 REQUESTS.append(("/v1/audio/speech", {"input": TEXT, "voice": "ada", "response_format": "pcm"}))
+REQUESTS.append(("/v1/audio/speech", {"input": TEXT, "response_format": "pcm", "stream_format": "sse"}))
+REQUESTS.append(("/v1/audio/speech/batch", {"items": [{"input": TEXT}, {"input": TEXT}], "response_format": "wav"}))
 REQUESTS.append(("/v1/text-to-dialogue", {"inputs": [{"text": TEXT, "voice_id": voice} for voice in ("ada", "ben")]}))
 WIRES: tuple[Peer, ...] = (
     Peer("native", visit_native),
     *(Peer(vendor.name, visit_vendor(vendor)) for vendor in CLIENTS.values()),
     *(
-        Peer(f"POST {path} {number}", visit_request(path, body), ("spoken", "dropped", "reset"))
+        Peer(f"POST {path} {number}", visit_request(path, body), ("spoken", "dropped", "reset", "reset in write"))
         for number, (path, body) in enumerate(REQUESTS)
     ),
     Peer(
@@ -182,9 +190,9 @@ def visit_line(path: str, *first: str, answer: Callable[[str], str | None] = lam
                 playing.cancel()
                 return
             async with asyncio.timeout(WAIT_S):
-                for _ in range(4):
+                for _ in range(0 if ending == "reset in write" else 4):
                     await line.recv()
-            cut_socket(line, ending)
+            await cut_socket(line, ending)
             await line.close()
             assert (await told(agent, "reply.interrupted"))["cause"] == "hang_up"
             await told(agent, "call.hung_up")
@@ -222,12 +230,48 @@ async def visit_audiosocket(live: LiveServer, ending: Ending, text: str) -> None
             await told(agent, "reply.played")
         else:
             async with asyncio.timeout(WAIT_S):
-                await reader.readexactly(4 * 323)
-            cut(writer.get_extra_info("socket"), writer.transport, ending)
+                await reader.readexactly(0 if ending == "reset in write" else 4 * 323)
+            await cut(writer.get_extra_info("socket"), writer.transport, ending)
         writer.close()
         await told(agent, "call.hung_up")
 
 
+async def visit_agent(live: LiveServer, ending: Ending, text: str) -> None:
+    async with dial_call(live, "/v1/calls", **AUTHORIZED) as agent, dial_call(live, LINE, **AUTHORIZED) as line:
+        await line.send(message_of("telnyx", "StreamStarted"))
+        await speak_into_call(agent, text)
+        await cut_socket(agent, ending)
+
+
+async def visit_agent_by_http(live: LiveServer, ending: Ending, text: str) -> None:
+    async with dial_call(live, "/v1/calls", **AUTHORIZED) as agent, dial_call(live, LINE, **AUTHORIZED) as line:
+        await line.send(message_of("telnyx", "StreamStarted"))
+        call_id = (await told(agent, "call.connected"))["call_id"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        head = f"GET /v1/calls/{call_id}/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n\r\n"
+        writer.write(head.encode())
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        line.transport.abort()
+        await cut(writer.get_extra_info("socket"), writer.transport, ending)
+        await told(agent, "call.hung_up")
+    writer.close()
+
+
+async def visit_device(live: LiveServer, ending: Ending, text: str) -> None:
+    """A device by MQTT."""
+    async with dial_call(live, "/v1/calls", **AUTHORIZED) as agent:
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.uvicorn.config.app.state.device_ports.port)
+        hello = b"\x00\x02up" + json.dumps(test_xiaozhi_mqtt.HELLO).encode()
+        writer.write(connect_packet(KEY) + bytes([0x30, len(hello) % 128 | 128, len(hello) // 128]) + hello)
+        await reader.readexactly(4)
+        await speak_into_call(agent, text)
+        await cut(writer.get_extra_info("socket"), writer.transport, ending)
+        await told(agent, "call.hung_up")
+        writer.close()
+
+
+LINE = "/v1/calls/telnyx"
 CALLS = {
     "calls__twilio_auth_token": TOKEN,
     "calls__public_url": PUBLIC,
@@ -250,3 +294,14 @@ LINE_VISITS = {
     ),
 }
 LINES = tuple(Peer(name, visit, settings=CALLS, text="Hello.") for name, visit in LINE_VISITS.items())
+DEVICES = CALLS | {"xiaozhi__mqtt": "127.0.0.1:0", "xiaozhi__udp": "127.0.0.1:0"}
+AGENTS = (
+    Peer("/v1/calls", visit_agent, ("reset in write",), CALLS),
+    Peer("GET /v1/calls/{call_id}/events", visit_agent_by_http, ("reset in write",), CALLS),
+    Peer(
+        "xiaozhi mqtt",
+        visit_device,
+        ("reset",),
+        CALLS | {"xiaozhi__mqtt": "127.0.0.1:0", "xiaozhi__udp": "127.0.0.1:0"},
+    ),
+)
