@@ -1,9 +1,8 @@
-"""Options of single wires over real sockets: packed messages, the openai package and vLLM-Omni's config."""
+"""Options of single wires over real sockets: the openai package and vLLM-Omni's config."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import json
 import wave
@@ -11,107 +10,25 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 import openai
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from openai.types.realtime import RealtimeServerEvent
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import InvalidStatus
 
-from realtime.protocol.dialects.protobuf import decode, encode
-from realtime.protocol.dialects.rime_v1 import BINARY, REQUEST, RESPONSE
 from sessions.audio.wav import wav_file
 from tests.fakes.engine import FakeScript
+from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, LONG, dial, send
 from tests.realtime.live_server import EMBEDDING_SIZE, WAIT_S, LiveServer, cloning_engine, live_server
 from tests.realtime.transports.test_speech_cloning import data_uri
 from tests.sessions.audio.signals import tone
 
-KEY = "a-key-of-enough-characters"
-HEADERS = {"Authorization": f"Bearer {KEY}"}
-WORDS = ["Hello", "there,", "how", "are", "you?"]
-LONG = "This is one sentence of a very long story. " * 60
-SLOW = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
-
-
-def dial(live: LiveServer, path: str, **options: Any) -> connect:
-    return connect(live.url + path, **({"compression": None, "proxy": None, "additional_headers": HEADERS} | options))
-
-
-async def to_the_close(socket: ClientConnection) -> tuple[list[str | bytes], int | None]:
-    told: list[str | bytes] = []
-    async with asyncio.timeout(WAIT_S):
-        try:
-            while True:
-                told.append(await socket.recv())
-        except ConnectionClosed:
-            return told, socket.close_code
-
-
-def pack(kind: str, **fields: object) -> bytes:
-    return msgspec.msgpack.encode({"type": kind, **fields})
-
-
-async def test_kyutai_sends_words_with_times(live: LiveServer) -> None:
-    async with dial(
-        live, "/api/tts_streaming?format=PcmMessagePack", additional_headers={"kyutai-api-key": KEY}
-    ) as socket:
-        for word in WORDS:
-            await socket.send(pack("Text", text=word))
-        await socket.send(pack("Eos"))
-        told, code = await to_the_close(socket)
-    messages = [msgspec.msgpack.decode(one) for one in told]
-    assert (messages[0], code) == ({"type": "Ready"}, 1000)
-    assert [one["text"] for one in messages if one["type"] == "Text"] == WORDS
-    steps = [one["pcm"] for one in messages if one["type"] == "Audio"]
-    assert {len(step) for step in steps} == {1_920}
-    assert sum(map(len, steps)) > 24_000 * len(" ".join(WORDS)) * 0.04
-    assert max(map(abs, steps[3])) > 0.01
-
-
-@pytest.mark.parametrize(("kind", "begins"), [("Pcm", b""), ("OggOpus", b"OggS"), ("OggOpusMessagePack", b"")])
-async def test_kyutai_in_its_other_formats(live: LiveServer, kind: str, begins: bytes) -> None:
-    async with dial(live, f"/api/tts_streaming?format={kind}&auth_id={KEY}", additional_headers={}) as socket:
-        await socket.send(" ".join(WORDS))
-        await socket.send(b"\0")
-        told, code = await to_the_close(socket)
-    assert (code, len(told) > 2) == (1000, True)
-    assert isinstance(told[0], bytes)
-    assert told[0].startswith(begins)
-
-
-def rime(context: str, **payload: object) -> bytes:
-    return encode({"context_id": context, **payload}, REQUEST)
-
-
-async def rime_told(socket: ClientConnection, *ends: str) -> tuple[bytes, dict[str, Any]]:
-    audio = b""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            message = decode(await socket.recv(), RESPONSE)  # type: ignore[arg-type]
-            audio += message.get("audio", b"")
-            if set(message) & set(ends):
-                return audio, message
-
-
-async def test_rime_in_protocol_buffers(live: LiveServer) -> None:
-    async with dial(live, "/ws", subprotocols=[BINARY]) as socket:
-        assert socket.subprotocol == BINARY
-        assert (await rime_told(socket, "ready"))[1]["ready"]["protocol"] == 1
-        for turn in ("t1", "t2"):
-            await socket.send(rime(turn, start={"timestamps": {"enable": True}, "split_strategy": 3}))
-            for word in WORDS:
-                await socket.send(rime(turn, text=f"{word} "))
-            await socket.send(rime(turn, end={}))
-            audio, done = await rime_told(socket, "done")
-            assert len(audio) > 2 * 24_000 * len(" ".join(WORDS)) * 0.04
-            assert [span["text"] for span in done["done"]["timestamps"]["spans"]] == WORDS
-
 
 async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: LiveServer) -> None:
-    async with dial(live, "/v1/audio/speech/stream", max_size=None) as socket:
-        await socket.send(json.dumps({"type": "input.text", "text": LONG[:600]}))
-        await socket.send(json.dumps({"type": "input.done"}))
+    client = CLIENTS["vllm-omni"]
+    async with dial(live, client, max_size=None) as socket:
+        await send(socket, client, [{"type": "input.text", "text": LONG[:600]}, *client.end("t1")])
         told = []
         async with asyncio.timeout(WAIT_S):
             while not told or isinstance(told[-1], bytes) or json.loads(told[-1])["type"] != "session.done":
@@ -125,7 +42,7 @@ async def test_a_file_of_vllm_omni_is_there_as_soon_as_it_is_made(live: LiveServ
 async def test_realtime_accepts_key_of_browser_in_subprotocol(live: LiveServer) -> None:
     for key, is_right in ((KEY, True), (KEY + "x", False)):
         offered = ["realtime", f"openai-insecure-api-key.{key}"]
-        handshake = dial(live, "/v1/realtime?model=gpt-realtime", subprotocols=offered, additional_headers={})
+        handshake = dial(live, CLIENTS["openai realtime"], subprotocols=offered, additional_headers={})
         if is_right:
             async with handshake as socket:
                 assert socket.subprotocol == "realtime"
@@ -137,13 +54,10 @@ async def test_realtime_accepts_key_of_browser_in_subprotocol(live: LiveServer) 
 
 
 TEXTS = ("Hello there, how are you?", "And this is another turn.")
-LONG_TEXT = "This is one sentence of a very long story. " * 40
 PUBLISHED_TYPES: dict[str, type[openai.BaseModel]] = {
     get_args(published.model_fields["type"].annotation)[0]: published
     for published in get_args(get_args(RealtimeServerEvent)[0])
 }
-# Of one character.
-LEAST_BYTES = 2 * 24_000 * 0.04 * 0.9
 
 
 @pytest.fixture
@@ -162,35 +76,6 @@ async def write(connection: AsyncRealtimeConnection, text: str) -> None:
     await connection.response.create()
 
 
-async def write_by_the_token(connection: AsyncRealtimeConnection, text: str) -> None:
-    for token in text.split(" "):
-        await connection.send({"type": "input_text_buffer.append", "delta": token + " "})  # type: ignore[arg-type]
-    await connection.send({"type": "input_text_buffer.commit"})  # type: ignore[arg-type]
-
-
-async def hear(connection: AsyncRealtimeConnection) -> tuple[str, bytes, str]:
-    """Status, audio and transcript of the next response."""
-    pcm, transcript = b"", ""
-    async with asyncio.timeout(WAIT_S):
-        async for event in connection:
-            if event.type == "response.output_audio.delta":
-                pcm += base64.b64decode(event.delta)
-            elif event.type == "response.output_audio_transcript.delta":
-                transcript += event.delta
-            elif event.type == "response.done":
-                return event.response.status, pcm, transcript
-    raise AssertionError("the connection was closed")
-
-
-@pytest.mark.parametrize("say", [write, write_by_the_token])
-async def test_two_turns(connection: AsyncRealtimeConnection, say: object) -> None:
-    for text in TEXTS:
-        await say(connection, text)  # type: ignore[operator]
-        status, pcm, transcript = await hear(connection)
-        assert (status, transcript.strip()) == ("completed", text)
-        assert len(pcm) > len(text) * LEAST_BYTES
-
-
 async def test_every_event_is_of_the_published_types(live: LiveServer, connection: AsyncRealtimeConnection) -> None:
     """The package builds its events unchecked; clients such as openai-agents check each against these types."""
     live.engine.script = FakeScript(ms_per_char=60.0, real_time_factor=0.25)
@@ -198,13 +83,14 @@ async def test_every_event_is_of_the_published_types(live: LiveServer, connectio
     await connection.session.update(session={"type": "realtime", "audio": {"output": {"voice": "marin"}}})
     await events.until("session.updated")
     await write(connection, TEXTS[0])
-    done = await events.until("response.done")
-    item_id = done["response"]["output"][0]["id"]
+    [item] = (await events.until("response.done"))["response"]["output"]
+    item_id = item["id"]
+    assert item["content"][0]["transcript"].strip() == TEXTS[0]
     await connection.conversation.item.truncate(item_id=item_id, content_index=0, audio_end_ms=300)
     await connection.conversation.item.retrieve(item_id=item_id)
     await connection.conversation.item.delete(item_id=item_id)
     await connection.input_audio_buffer.clear()
-    await write(connection, LONG_TEXT)
+    await write(connection, LONG)
     await events.until("response.output_audio.delta")
     await connection.response.cancel()
     await events.until("response.done")

@@ -186,7 +186,9 @@ async def test_more_voices_than_contexts_are_allowed_end_the_dialogue() -> None:
         await live.freed()
 
 
-@pytest.mark.parametrize("name", ["elevenlabs multi", "cartesia", "elevenlabs dialogue"])
+@pytest.mark.parametrize(
+    "name", ["elevenlabs multi", "cartesia", "elevenlabs dialogue", "kyutai", "rime v1", "inworld"]
+)
 async def test_word_times_on_sockets(live: LiveServer, name: str) -> None:
     client = CLIENTS[name]
     async with dial(live, client) as socket:
@@ -196,9 +198,17 @@ async def test_word_times_on_sockets(live: LiveServer, name: str) -> None:
 
 
 def spoken(message: dict[str, Any]) -> str:
-    if words := message.get("word_timestamps"):
-        return " ".join(words["words"]) + " "
-    return "".join((message.get("alignment") or {}).get("chars", ""))
+    """The text that a message has times of."""
+    match message:
+        case {"word_timestamps": words} | {"result": {"audioChunk": {"timestampInfo": {"wordAlignment": words}}}}:
+            return " ".join(words["words"]) + " "
+        case {"done": {"timestamps": {"spans": spans}}}:
+            return " ".join(span["text"] for span in spans)
+        case {"type": "Text", "text": text}:
+            return f"{text} "
+        case {"alignment": {"chars": chars}}:
+            return "".join(chars)
+    return ""
 
 
 HTTP = [

@@ -236,7 +236,7 @@ CLIENTS = {
             "rime v1",
             "/ws?",
             say=lambda turn, text: [
-                {"context_id": turn, "start": {"audio_parameters": _RIME_AUDIO, "speaker": "zoe", "split_strategy": 2}},
+                {"context_id": turn, "start": {"audio_parameters": _RIME_AUDIO, "timestamps": {"enable": True}}},
                 {"context_id": turn, "text": text},
             ],
             end=lambda turn: [{"context_id": turn, "end": {}}],
