@@ -36,6 +36,8 @@ import { WordTimes } from "./word_times.js";
 export class SpokenResponse extends Emitter {
   text = "";
   text_ended = false;
+  /** Number of flushes asked for. */
+  num_flushes = 0;
   /** @type {Status} */
   status = "speaking";
   /** True after the end of playback. */
@@ -98,6 +100,7 @@ export class SpokenResponse extends Emitter {
     this.#append(this.#whole.close());
     this.#final_ms ??= performance.now();
     this.underruns.sent();
+    this.num_flushes += 1;
     this.#sendIfActive({ type: "text.flush", response_id: this.id });
   }
 
@@ -171,6 +174,32 @@ export class SpokenResponse extends Emitter {
     this.error = error;
     this.#finishSound(Infinity);
     this.#setStatus("failed");
+  }
+
+  /** What was received, for `session.resume`. @returns {import("./protocol/events.js").ResumePosition} */
+  get position() {
+    return {
+      response_id: this.id,
+      received_samples: this.reception?.received_samples ?? 0,
+      ...(this.played_ms > 0 && { played_ms: Math.round(this.played_ms) }),
+    };
+  }
+
+  /**
+   * Go on after a lost connection: send what the server lacks.
+   *
+   * @param {import("./protocol/events.js").ResumedResponse} resumed
+   */
+  resume(resumed) {
+    if (this.reception === null && resumed.format !== null) this.#open(resumed.format);
+    if (resumed.state === "open") {
+      const text = [...this.text].slice(resumed.received_chars).join("");
+      if (text) this.#send({ type: "text.append", response_id: this.id, text, at: resumed.received_chars });
+      for (let sent = resumed.received_flushes; sent < this.num_flushes; sent += 1)
+        this.#send({ type: "text.flush", response_id: this.id });
+      if (this.text_ended) this.#send({ type: "text.end", response_id: this.id });
+    }
+    if (this.interrupted) this.#send({ type: "response.cancel", response_id: this.id, played_ms: this.played_ms });
   }
 
   /** @param {string} text */

@@ -11,6 +11,8 @@ export class ResponseReceiver {
   num_bytes = 0;
   /** Decoded. */
   num_samples = 0;
+  /** End of what was received, in sample time. */
+  received_samples = 0;
   /** @type {Uint8Array[]} */
   #kept = [];
 
@@ -31,10 +33,21 @@ export class ResponseReceiver {
   }
 
   /**
+   * Messages that are repeated after a lost connection are skipped.
+   *
    * @param {import("./protocol/events.js").AudioMessage} message
    * @returns {number} where all audio that has come ends, in samples of speech at `rate`
    */
   receiveAudio(message) {
+    const { sample_rate, pre_skip_samples } = this.format;
+    const end = message.sample_time + this.#samplesIn(message);
+    if (end > this.received_samples) this.#decode(message);
+    this.received_samples = Math.max(this.received_samples, end);
+    return ((this.received_samples - pre_skip_samples) * this.rate) / sample_rate;
+  }
+
+  /** @param {import("./protocol/events.js").AudioMessage} message */
+  #decode(message) {
     for (const packet of message.packets) {
       if (this.num_bytes < MAX_KEPT_BYTES) this.#kept.push(packet);
       this.num_packets += 1;
@@ -42,8 +55,6 @@ export class ResponseReceiver {
       this.decoder.decode(packet);
     }
     this.num_messages += 1;
-    const { sample_rate, pre_skip_samples } = this.format;
-    return ((message.sample_time - pre_skip_samples + this.#samplesIn(message)) * this.rate) / sample_rate;
   }
 
   /**

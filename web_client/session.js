@@ -13,6 +13,7 @@ const MAX_REMEMBERED = 32;
 
 /**
  * @typedef {import("./protocol/events.js").Settings} Settings
+ * @typedef {import("./protocol/events.js").ClientEvent} ClientEvent
  *
  * @typedef {object} SessionOptions
  * @property {string} [url] of the server; by default the one that the page came from
@@ -46,12 +47,20 @@ export class VoicewireSession extends Emitter {
   /** Active responses, and some ended ones. @type {Map<string, SpokenResponse>} */
   responses = new Map();
   #numbers = new Map();
+  /** Their own settings. @type {WeakMap<SpokenResponse, Settings>} */
+  #settings = new WeakMap();
   #count = 0;
   #prefix = Math.random().toString(36).slice(2, 8);
   /** @type {Promise<Player> | undefined} */
   #opening;
   /** @type {ReturnType<typeof setInterval> | undefined} */
   #reports;
+  /** Id and newest token of the session. @type {{session_id: string, token: string} | null} */
+  #resumable = null;
+  /** The new session that `session.resume` was sent in. @type {import("./protocol/events.js").SessionCreated | null} */
+  #resuming = null;
+  /** Fails the responses at the end of the grace. @type {ReturnType<typeof setTimeout> | undefined} */
+  #grace;
   /** Settles when it can be used. @type {Promise<import("./audio/decoder.js").OpusKind>} */
   decoder;
 
@@ -111,18 +120,30 @@ export class VoicewireSession extends Emitter {
     const beginning = wellFormed(text);
     this.#count += 1;
     const id = `${this.#prefix}-${this.#count}`;
-    const response = new SpokenResponse(id, (event) => this.connection.send(event), player.voice(), opus);
+    const response = new SpokenResponse(id, (event) => this.#send(event), player.voice(), opus);
     this.responses.set(id, response);
-    this.connection.send({
-      type: "response.create",
-      response_id: id,
-      ...(Object.keys(settings).length > 0 && { settings }),
-      ...(beginning && { text: beginning }),
-      ...(end && { end }),
-    });
+    this.#settings.set(response, settings);
     response.begin(beginning, end, at_ms);
+    this.#create(response);
     this.emit("response", response);
     return response;
+  }
+
+  /** Without a session nothing is sent; a resume sends it again. @param {ClientEvent} event */
+  #send(event) {
+    if (this.state === "open" && this.#resuming === null) this.connection.send(event);
+  }
+
+  /** @param {SpokenResponse} response */
+  #create(response) {
+    const settings = this.#settings.get(response) ?? {};
+    this.#send({
+      type: "response.create",
+      response_id: response.id,
+      ...(Object.keys(settings).length > 0 && { settings }),
+      ...(response.text && { text: response.text }),
+      ...(response.text_ended && { end: true }),
+    });
   }
 
   /** Stop all responses and all playback. @returns {Promise<void>} */
@@ -138,7 +159,7 @@ export class VoicewireSession extends Emitter {
   /** Set the options of later responses. @param {Settings} settings */
   update(settings) {
     this.options.settings = { ...this.options.settings, ...settings };
-    this.connection.send({ type: "session.update", settings });
+    this.#send({ type: "session.update", settings });
   }
 
   /**
@@ -184,12 +205,22 @@ export class VoicewireSession extends Emitter {
 
   /** @param {import("./connection.js").ConnectionEvents["state"]} change */
   #stateChanged(change) {
-    if (change.state !== "open") this.#failResponses();
+    // The server's own close ends the session; one that was never received (1006) may be resumed.
+    const was_closed = /^closed_(?!1006)/.test(change.reason?.code ?? "");
+    const is_final = was_closed || change.state === "refused" || change.state === "closed";
+    if (change.state === "open") this.#resuming = null;
+    else if (is_final || this.#resumable === null) this.#failResponses();
+    else if (change.state === "waiting") {
+      this.#grace ??= setTimeout(() => this.#failResponses(), 1000 * (this.info?.resume_grace_s ?? 0));
+    }
     this.emit("state", change);
   }
 
   #failResponses() {
     this.#numbers.clear();
+    this.#resumable = this.#resuming = null;
+    clearTimeout(this.#grace);
+    this.#grace = undefined;
     const lost = { code: "connection_lost", message: "the connection was lost", param: null };
     for (const response of this.responses.values()) {
       if (response.status === "speaking") response.fail({ ...lost, retryable: true, retry_after_ms: null });
@@ -199,6 +230,8 @@ export class VoicewireSession extends Emitter {
   /** @param {import("./protocol/events.js").ServerEvent} event */
   #receive(event) {
     if (event.type === "session.created") return this.#begin(event);
+    if (event.type === "session.resumed") return this.#resumed(event);
+    if (this.#resuming && event.type === "error" && event.code === "resume_refused") return this.#beginAnew();
     const response = "response_id" in event && event.response_id ? this.responses.get(event.response_id) : undefined;
     if (event.type === "response.created" && response) this.#numbers.set(event.response, response);
     if (event.type === "response.done") this.#numbers.delete(event.response);
@@ -209,6 +242,44 @@ export class VoicewireSession extends Emitter {
 
   /** @param {import("./protocol/events.js").SessionCreated} info */
   #begin(info) {
+    const speaking = [...this.responses.values()].filter((response) => response.status === "speaking");
+    if (this.#resumable !== null && speaking.length > 0) {
+      this.#resuming = info;
+      const responses = speaking.map((response) => response.position);
+      return this.connection.send({ type: "session.resume", ...this.#resumable, responses });
+    }
+    const { session_id, resume_token: token } = info;
+    this.#resumable = info.resume_grace_s > 0 ? { session_id, token } : null;
+    this.#ready(info);
+  }
+
+  /** The former session is over. */
+  #beginAnew() {
+    const info = this.#resuming;
+    this.#failResponses();
+    if (info !== null) this.#begin(info);
+  }
+
+  /** @param {import("./protocol/events.js").SessionResumed} event */
+  #resumed({ session_id, token, responses }) {
+    const info = this.#resuming;
+    this.#resuming = null;
+    this.#resumable = { session_id, token };
+    clearTimeout(this.#grace);
+    this.#grace = undefined;
+    this.#numbers.clear();
+    for (const resumed of responses) {
+      const response = this.responses.get(resumed.response_id);
+      if (response === undefined) continue;
+      if (resumed.state === "unknown") this.#create(response);
+      else this.#numbers.set(resumed.response, response);
+      response.resume(resumed);
+    }
+    if (info !== null) this.#ready({ ...info, session_id });
+  }
+
+  /** @param {import("./protocol/events.js").SessionCreated} info */
+  #ready(info) {
     this.info = info;
     const { settings } = this.options;
     if (settings && Object.keys(settings).length > 0) this.connection.send({ type: "session.update", settings });
@@ -226,7 +297,7 @@ export class VoicewireSession extends Emitter {
     for (const response of this.active) {
       const { played_ms } = response;
       if (response.status === "speaking" && played_ms > 0) {
-        this.connection.send({ type: "playback.report", response_id: response.id, played_ms: Math.round(played_ms) });
+        this.#send({ type: "playback.report", response_id: response.id, played_ms: Math.round(played_ms) });
       }
     }
   }

@@ -14,6 +14,7 @@ export class WordTimes {
   add(words) {
     for (const word of words) {
       const last = this.words.at(-1);
+      if (last !== undefined && word.raw_start <= last.raw_start) continue; // repeated after a lost connection
       if (last !== undefined && last.segment !== word.segment) this.seams_ms.push(word.start_ms);
       this.words.push(word);
     }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import soxr
 
+from tests.fakes.resetting_proxy import resetting_proxy
 from tests.web_client.conftest import QUICK, READY, samples, until
 
 RATE = 48_000
@@ -142,6 +145,20 @@ def test_scheduled_buffers_give_the_same_samples(page):
 @pytest.mark.slow
 def test_text_that_arrives_in_pieces_is_heard_whole(page):
     assert_whole(hear(page, options=PATIENT, deltas=[f"word{n} " for n in range(10)], gap_ms=10))
+
+
+@pytest.mark.parametrize("settings", [{}, PCM])
+def test_lost_connection_is_not_heard(open_page, serve, settings):
+    """Reset twice, in mid text: the session is resumed, and no sample is lost or repeated."""
+    with resetting_proxy(urlsplit(serve(QUICK)).port) as proxy:
+        page = open_page(f"http://127.0.0.1:{proxy.port}/blank.html")
+        page.expected.append("WebSocket")
+        for after_s in (1.5, 2.5):
+            threading.Timer(after_s, proxy.reset_all).start()
+        before = proxy.num_connections
+        told = hear(page, options=PATIENT, settings=settings, deltas=[f"word{n} " for n in range(30)], gap_ms=100)
+        assert proxy.num_connections - before >= 3
+        assert_whole(told)
 
 
 @pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), PCM])

@@ -127,8 +127,8 @@ const settingsTold = struct(settingFields, LENIENT);
  * @typedef {{type: "text.end", response_id: string}} TextEnd
  * @typedef {{type: "response.cancel", response_id: string, played_ms?: number}} ResponseCancel
  * @typedef {{type: "playback.report", response_id: string, played_ms: number}} PlaybackReport
- * @typedef {SessionUpdate | SessionClose | ResponseCreate | TextAppend | TextFlush | TextEnd | ResponseCancel
- *   | PlaybackReport} ClientEvent
+ * @typedef {SessionUpdate | SessionResume | SessionClose | ResponseCreate | TextAppend | TextFlush | TextEnd
+ *   | ResponseCancel | PlaybackReport} ClientEvent
  */
 
 const resumePosition = struct(
@@ -233,8 +233,8 @@ const word = struct(
  *   first_audio_ms: number | null, heard: HeardBody | null, error: ErrorBody | null}} ResponseDone
  * @typedef {{type: "response.heard", response_id: string, heard: HeardBody}} ResponseHeard
  * @typedef {ErrorBody & {type: "error", response_id: string | null}} ErrorEvent
- * @typedef {SessionCreated | SessionUpdated | ResponseCreated | ResponseWords | TextFlushed | ResponseDone |
- *   ResponseHeard | ErrorEvent} ServerEvent
+ * @typedef {SessionCreated | SessionUpdated | SessionResumed | ResponseCreated | ResponseWords | TextFlushed |
+ *   ResponseDone | ResponseHeard | ErrorEvent} ServerEvent
  */
 
 const resumedResponse = struct(
