@@ -44,6 +44,7 @@ from sessions.audio.opus_library import USE_SYSTEM_LIBRARY, OpusUnavailable, des
 from sessions.audio.pcm import Pcm, s16le_to_pcm
 from sessions.config import AudioFormat
 from sessions.errors import UnsupportedFormat
+from sessions.response import OPUS_PREROLL_MS
 from tests.sessions.audio.signals import noise, pieces, speech_like
 from tests.vectors import VECTORS
 
@@ -168,6 +169,22 @@ def decode_with_loss(packets: list[OpusPacket], settings: OpusSettings, use_fec:
         )
         out.append(pcm)
     return np.concatenate(out)[settings.pre_skip_samples :]
+
+
+@pytest.mark.parametrize("application", list(OpusApplication))
+def test_new_decoder_converges_within_the_preroll(application: OpusApplication) -> None:
+    settings = OpusSettings(application=application)
+    num_preroll = int(OPUS_PREROLL_MS / settings.packet_ms)
+    for seed in range(3):
+        packets = encode([speech_like(96_000, 24_000, seed)], settings)
+        kept = OpusDecoder(24_000)
+        whole = np.concatenate([kept.decode(packet.data) for packet in packets])
+        for at in range(num_preroll, len(packets) - 10, 7):
+            new = OpusDecoder(24_000)
+            pcm = np.concatenate([new.decode(packet.data) for packet in packets[at - num_preroll : at + 10]])
+            end = (at + 10) * settings.packet_samples
+            error = pcm[num_preroll * settings.packet_samples :] - whole[at * settings.packet_samples : end]
+            assert np.mean(error**2) < 1e-4 * np.mean(whole**2)
 
 
 def test_packets_of_the_vector_decode_to_its_pcm() -> None:
