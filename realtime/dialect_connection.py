@@ -44,8 +44,6 @@ class DialectConnection(Connection):
         self._route = route
         self._dialect = dialect
         self._entered = ExitStack()
-        # While another connection may take over the session.
-        self._claimable = ExitStack()
         self._caller = Principal()
         self._resolver = OptionResolver(
             replace(
@@ -116,7 +114,6 @@ class DialectConnection(Connection):
     async def aclose(self) -> None:
         """Close the session and wait until its resources are free."""
         self._entered.close()
-        self._claimable.close()
         if self._session is not None:
             await self._session.aclose()
             log.info("session closed", extra=self._facts() | {"close_code": self._closed_with})
@@ -256,20 +253,21 @@ class DialectConnection(Connection):
 
     def _attach(self, state: ResumableState) -> None:
         self._resumable = state
-        self._claimable.enter_context(self._server.resumption.owned(state, self))
+        self._entered.enter_context(self._server.resumption.owned(state, self))
 
     async def _resume(self, command: model.ResumeSession) -> None:
         """Take over the session of a lost connection in place of this one's. Raises ``RequestRefused``."""
         if self._session is None or command.session_id == self._session.session_id:
             raise resume_refused()
         state = self._server.resumption.claim(command.session_id, command.token, self._caller)
-        await self._session.aclose()
+        unused = self._session
         self._session, self._conversation, self._dialect = state.session, state.conversation, state.dialect
         self._opened_s = state.opened_s
         self._conversation.resolver = self._resolver
         self._attach(state)
         contexts = self._conversation.resume(command.responses, self._to_write.set)
         log.info("session resumed", extra=self._facts())
+        await unused.aclose()
         resumed = model.ResumedSession(
             self._session.session_id,
             self._server.resumption.token(state),
@@ -296,7 +294,6 @@ class DialectConnection(Connection):
             return
         super()._stop()
         self._conversation.suspend()
-        self._entered.close()  # it counts as no connection any more
         self._is_suspended = True
         log.info("session suspended", extra=self._facts())
 

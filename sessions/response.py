@@ -523,6 +523,7 @@ class Response:
         except ValueError as error:
             raise ResumeRefused(f"response {self.response_id!r}: {error}", "received_samples") from None
         self._is_suspended = False
+        self._stalls = StallDetector(self._services.limits)
         self._report_playback_to_engine()
         self.advance()
         self._wake_reader()

@@ -193,7 +193,7 @@ async def start_reply(client: NativeClient, pace: str = "burst") -> tuple[str, s
 
 async def lose(client: NativeClient, live: LiveServer) -> None:
     client.abort()
-    await until(lambda: live.speech.num_connections == 0)
+    await until(lambda: all(not connection._is_running for connection in live.speech._connections))
 
 
 async def resume(client: NativeClient, session_id: str, token: str, **position: float) -> ev.ServerEvent:
