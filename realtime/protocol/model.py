@@ -355,6 +355,11 @@ class ContextEnded:
     # Time from the text that completed the first word to the first packet.
     first_audio_ms: float | None = None
 
+    @property
+    def failure(self) -> ErrorInfo | None:
+        """The error to send on wires whose text simply stops: there it is no error that none came any more."""
+        return None if self.error is not None and self.error.code == "text_timeout" else self.error
+
 
 @dataclass(frozen=True, slots=True)
 class HeardReported:

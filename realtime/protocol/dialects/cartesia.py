@@ -210,8 +210,8 @@ class CartesiaDialect(Dialect):
         spoken = self._contexts.pop(event.context, None)
         if spoken is None or spoken.cancelled:
             return
-        if event.error is not None and event.error.code != "text_timeout":
-            yield self._error(event.context, event.error)
+        if (error := event.failure) is not None:
+            yield self._error(event.context, error)
         else:
             yield model.SendMessage(dump(type="done", context_id=event.context, done=True, status_code=FINISHED))
 

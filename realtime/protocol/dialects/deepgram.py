@@ -226,8 +226,8 @@ class DeepgramDialect(Dialect):
         turn = self._turns.pop(event.context)
         if turn.cleared:
             return
-        if event.error is not None and event.error.code != "text_timeout":
-            yield self._error(event.error)
+        if (error := event.failure) is not None:
+            yield self._error(error)
         if turn.flushed:
             yield self._answer("Flushed")
 

@@ -249,11 +249,11 @@ class DeepgramFluxDialect(Dialect):
         else:
             self._played_ms += event.audio_ms
             self._last = (event.context, turn) if event.audio_ms else self._last
-            yield from self._send_turn_end(turn, event.error)
+            yield from self._send_turn_end(turn, event.failure)
         yield from self._announce()
 
     def _send_turn_end(self, turn: FluxTurn, error: ErrorInfo | None) -> Iterator[model.DialectCommand]:
-        if error is not None and error.code != "text_timeout":
+        if error is not None:
             yield self._error(error)
         elif not turn.audio_ms:
             yield self._warn("NO_SYNTHESIZABLE_TEXT", "the text held nothing that can be spoken")

@@ -177,8 +177,8 @@ class InworldDialect(Dialect):
     def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         if self._contexts.pop(event.context, None) is None:
             return
-        if event.error is not None and event.error.code != "text_timeout":
-            status = status_of(event.error)
+        if (error := event.failure) is not None:
+            status = status_of(error)
             yield self._failed(event.context, status["code"], status["message"])
         yield self._result(event.context, contextClosed={})
 

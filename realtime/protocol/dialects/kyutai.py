@@ -80,8 +80,8 @@ class KyutaiDialect(Dialect):
                     yield self._pack("Text", text=word.text, **times)
             case model.ContextEnded():
                 yield from self._rest()
-                if event.error is not None and event.error.code != "text_timeout":
-                    yield from self.send_error(event.error, None)
+                if (error := event.failure) is not None:
+                    yield from self.send_error(error, None)
                 yield model.CloseConnection()
 
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:

@@ -145,8 +145,8 @@ class RimeWs3Dialect(Dialect):
     def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         if event.context not in self._lines:
             return
-        if event.error is not None and event.error.code != "text_timeout":
-            yield self._send("error", event.context, message=event.error.message)
+        if (error := event.failure) is not None:
+            yield self._send("error", event.context, message=error.message)
         yield self._send("done", event.context)
         del self._lines[event.context]
 

@@ -306,8 +306,8 @@ class RimeV1Dialect(Dialect):
         spoken = self._contexts.pop(event.context, None)
         if spoken is None:
             return
-        if event.error is not None and event.error.code != "text_timeout":
-            yield self._error(event.context, event.error)
+        if (error := event.failure) is not None:
+            yield self._error(event.context, error)
         elif spoken.cancelled:
             yield self._send(event.context, cancelled={})
         else:

@@ -233,10 +233,9 @@ class VllmOmniDialect(Dialect):
         utterance = self._utterances.get(event.context)
         if utterance is None:
             return
-        failed = event.error is not None and event.error.code != "text_timeout"
         spoken = utterance.num_bytes > 0
-        if failed and event.error is not None:
-            yield self._send("error", message=event.error.message, partial_audio=utterance.started)
+        if (error := event.failure) is not None:
+            yield self._send("error", message=error.message, partial_audio=utterance.started)
         elif spoken:
             yield from self._start(event.context)
             if utterance.audio:
@@ -244,7 +243,8 @@ class VllmOmniDialect(Dialect):
             if utterance.config.word_timestamps:
                 yield self._chunk(event.context, b"", event.audio_ms, event.audio_ms, utterance.words)
         if utterance.started:
-            yield self._send("audio.done", **self._place(event.context), total_bytes=utterance.num_bytes, error=failed)
+            fields = {"total_bytes": utterance.num_bytes, "error": error is not None}
+            yield self._send("audio.done", **self._place(event.context), **fields)
         yield self._send("session.done", utterance_index=int(event.context), total_sentences=int(utterance.started))
         self._utterances.pop(event.context)
         if self._writing == event.context:
