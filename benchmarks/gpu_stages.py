@@ -76,7 +76,7 @@ def stages(engine: Engine, rows: int) -> dict[str, Callable[[], object]]:
     assert isinstance(program, FrameInputs)
     assert isinstance(decoder, CodecProgram)
     given = {name: value[:rows] for name, value in program.inputs.device.items()}
-    settings = program.draw_settings(rows, "predictor_")
+    settings = program.sampling_tensors(rows, "predictor_")
     hidden = torch.randn(rows, program.text_table.shape[1], device=program.device, dtype=program.text_table.dtype)
     size = program.talker.code_predictor.config.vocab_size
     logits = torch.randn(rows, size, device=program.device, dtype=hidden.dtype)

@@ -29,7 +29,7 @@ ROUNDS = 10
 
 
 class SampleKey(NamedTuple):
-    """Key of one draw, besides the id of each candidate."""
+    """Key of one sampled id, besides the id of each candidate."""
 
     seed: int
     segment: int

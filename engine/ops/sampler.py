@@ -1,4 +1,4 @@
-"""Logits to ids, in the exact order of the official code: penalty, bans, temperature, top-k, top-p, draw."""
+"""Logits to ids, in the exact order of the official code: penalty, bans, temperature, top-k, top-p, choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RowSamplingParams:
 
 
 class SamplingBatch:
-    """Rows of draw parameters as tensors, with what lets the common case skip work."""
+    """Rows of sampling parameters as tensors, with what lets the common case skip work."""
 
     def __init__(self, params: Sequence[RowSamplingParams], device: torch.device) -> None:
         self.greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
@@ -38,11 +38,11 @@ class SamplingBatch:
     @staticmethod
     def from_params(params: Sequence[RowSamplingParams], device: torch.device) -> SamplingBatch:
         """Made once for each mix of rows: the mix changes only when a row joins or leaves."""
-        return _draw_batch(tuple(params), device)
+        return _make_batch(tuple(params), device)
 
 
 @lru_cache(maxsize=256)
-def _draw_batch(params: tuple[RowSamplingParams, ...], device: torch.device) -> SamplingBatch:
+def _make_batch(params: tuple[RowSamplingParams, ...], device: torch.device) -> SamplingBatch:
     return SamplingBatch(params, device)
 
 
@@ -80,7 +80,7 @@ def sample_reference(
 def sample_top_k(
     logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource
 ) -> Tensor:
-    """The same draw over the top-k alone: noise is needed for them only. Of ties at the k-th value one stays."""
+    """The same choice over the top-k alone: noise is needed for them only. Of ties at the k-th value one stays."""
     ranked, ids = logits.topk(min(batch.max_k or logits.shape[-1], logits.shape[-1]), dim=-1)
     ranked = ranked / batch.temperature
     if not batch.same_k:

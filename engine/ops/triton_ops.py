@@ -292,14 +292,14 @@ class TritonOps(ReferenceOps):
         return out
 
     def sample(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
-        if "draw" not in self.on:
+        if "sample" not in self.on:
             return super().sample(logits, settings, codebook)
         return self.launch_sample(logits, settings, codebook)
 
     def sample_next(
         self, logits: Tensor, settings: SamplingTensors, codebook: int, table: Tensor
     ) -> tuple[Tensor, Tensor]:
-        if "draw" not in self.on or table.shape[0] < logits.shape[1]:
+        if "sample" not in self.on or table.shape[0] < logits.shape[1]:
             return super().sample_next(logits, settings, codebook, table)
         following = table.new_empty(logits.shape[0], table.shape[1])
         return self.launch_sample(logits, settings, codebook, table=table, following=following), following
@@ -316,7 +316,7 @@ class TritonOps(ReferenceOps):
         num_codes: int,
         eos: int,
     ) -> tuple[Tensor, Tensor]:
-        if "draw" not in self.on:
+        if "sample" not in self.on:
             return super().sample_first(logits, settings, seen, slots, penalty, forget, banned, num_codes, eos)
         finite = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
         first = (seen.view(torch.int8), slots, penalty, forget, banned.view(torch.int8), finite.view(torch.int8))

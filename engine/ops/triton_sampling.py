@@ -1,4 +1,4 @@
-"""A draw in one launch: penalty and bans (code 0), temperature, top-k, top-p, Philox, argmax.
+"""Sampling in one launch: penalty and bans (code 0), temperature, top-k, top-p, Philox, argmax.
 
 Limits are found by their bits, the highest first: the largest key that still has enough candidates, or enough mass, at
 or above it. Logits that are bf16 have 16 bits to find, others 32.

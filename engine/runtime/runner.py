@@ -116,7 +116,7 @@ class StepTimings:
     """Seconds, added up over steps; ``host_s`` is what the others leave of the whole."""
 
     talker_s: float = 0.0
-    # Code-0 draw, predictor passes and their draws.
+    # Sampling of code 0, predictor passes and their sampling.
     predictor_s: float = 0.0
     decode_s: float = 0.0
     # Preparing and queueing a step of the graphs.

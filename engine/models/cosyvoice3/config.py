@@ -21,7 +21,7 @@ NUM_CONTROL_IDS = 200
 MAX_POSITIONS = 32_768
 # Upper bound of top-k for every request: graphs rank this many.
 MAX_TOP_K = 128
-# Ids of a history that a draw may look at.
+# Ids of the history that sampling uses.
 MAX_WINDOW = 64
 
 Dilations = tuple[tuple[int, ...], ...]

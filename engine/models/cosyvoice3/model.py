@@ -43,9 +43,9 @@ from engine.ops.noise import NoiseSource, PhiloxNoise
 # Which it was trained on. It hears from the text which one it is: the choice changes nothing.
 LANGUAGES = ("chinese", "english", "japanese", "korean", "german", "spanish", "french", "italian", "russian")
 
-# Below, scores in fp32 would overflow; so near 0 all of them draw alike.
+# Below, scores in fp32 would overflow; so near 0 all of them sample alike.
 MIN_TEMPERATURE = 1e-6
-# Repetition is held off by another draw and by no penalty.
+# Repetition is held off by sampling again and by no penalty.
 SAMPLING_LIMITS: dict[str, tuple[float, float]] = {
     "top_k": (1, MAX_TOP_K),
     "repetition_window": (1, MAX_WINDOW),
@@ -216,7 +216,7 @@ class CosyVoice3:
     def sample(self, rows: Sequence[SequenceState], hidden: Tensor) -> list[Outcome]:
         speech = cast(Sequence[CosySequence], rows)
         logits = self.stops.apply(self.talker.logits(hidden)[: len(rows)], speech)
-        keys = [row.draw_key for row in speech]
+        keys = [row.sample_key for row in speech]
         finite = torch.isfinite(hidden[: len(rows)]).all(-1)
         safe = torch.where(finite[:, None], logits, 0.0)
         drawn = sample(safe, [row.ras for row in speech], [row.history for row in speech], keys, self.noise)

@@ -57,7 +57,7 @@ class CosySequence(SequenceState):
     block: int | None = None
     unfed: int | None = None
     history: list[int] = field(default_factory=list)
-    num_drawn: int = 0
+    num_sampled: int = 0
     num_generated: int = 0
     num_silent: int = 0
     # Speech ids the request allows.
@@ -94,14 +94,14 @@ class CosySequence(SequenceState):
         return self.max_tokens
 
     @property
-    def draw_key(self) -> SampleKey:
-        return SampleKey(self.seed, self.segment, self.num_drawn)
+    def sample_key(self) -> SampleKey:
+        return SampleKey(self.seed, self.segment, self.num_sampled)
 
     def record_token(self, token: int) -> None:
         """One more id that counts as drawn."""
         self.history.append(token)
         del self.history[: -self.ras.window]
-        self.num_drawn += 1
+        self.num_sampled += 1
 
     def record_silence(self, token: int) -> bool:
         """Count one more speech id; true when it is one silent id too many in a row to be spoken (spec 2.7)."""

@@ -101,7 +101,7 @@ class StopRules:
         return torch.tensor(rows, device=logits.device)
 
 
-# Which draw of a token the noise is for, in the place of the codebook.
+# Which sampling of a token the noise is for, in the place of the codebook.
 NUCLEUS, WHOLE = 0, 1
 # An id that no token has: fills up a history.
 NOTHING = -1

@@ -156,7 +156,7 @@ class TalkerProgram:
         inputs, end = self.inputs.host, start + len(rows)
         speech = cast(Sequence[CosySequence], rows)
         inputs["text"][start:end] = [row.inputs[row.num_computed - 1] for row in speech]
-        inputs["frame"][start:end] = [row.num_drawn for row in speech]
+        inputs["frame"][start:end] = [row.num_sampled for row in speech]
         inputs["in_block"][start:end] = [row.phase is SamplingPhase.BLOCK for row in speech]
         inputs["in_rest"][start:end] = [row.phase is SamplingPhase.REST for row in speech]
         inputs["too_soon"][start:end] = [row.num_generated < row.min_tokens for row in speech]

@@ -102,7 +102,7 @@ class FrameProgram:
         for buffers in (self.inputs, self.tokens):
             buffers.device["table"].fill_(self.kv.scratch_block)
 
-    def draw_settings(self, num_rows: int, prefix: str) -> SamplingTensors:
+    def sampling_tensors(self, num_rows: int, prefix: str) -> SamplingTensors:
         given = {name: value[:num_rows] for name, value in self.inputs.device.items()}
         return SamplingTensors(
             temperature=given[prefix + "temperature"],
@@ -123,7 +123,7 @@ class FrameProgram:
         x = self.text_table[given["text"]] + self.embed(ids)
         hidden = self.run_talker(x, given["table"], given["position"], together=False)
         code0, finite = self.first_code(hidden, given)
-        codes = self.run_predictor(hidden, code0, self.draw_settings(num_rows, "predictor_"))
+        codes = self.run_predictor(hidden, code0, self.sampling_tensors(num_rows, "predictor_"))
         self.last[slots] = codes + self.offsets
         self.ring[slots, given["frame"] % self.ring.shape[1]] = codes.clamp(max=self.config.codec.codebook_size - 1)
         out = self.outputs.device["codes"][:num_rows]
@@ -162,7 +162,7 @@ class FrameProgram:
         talker = self.config.talker
         return self.ops.sample_first(
             F.linear(hidden, self.talker.codec_head.weight),
-            self.draw_settings(hidden.shape[0], ""),
+            self.sampling_tensors(hidden.shape[0], ""),
             self.seen,
             given["slot"],
             given["penalty"],

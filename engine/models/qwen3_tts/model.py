@@ -33,7 +33,7 @@ from engine.models.qwen3_tts.prompt import (
     PromptBuilder,
     PromptPosition,
     QwenSequence,
-    draw_params,
+    row_sampling_params,
 )
 from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.voice import PreparedVoice, QwenVoiceCache
@@ -129,8 +129,8 @@ class Qwen3TTS:
             seen=torch.zeros(self.config.talker.vocab_size, dtype=torch.bool, device=self.device),
             seed=seed,
             segment=request.segment,
-            code0=draw_params(sampling, defaults, ""),
-            residual=draw_params(sampling, defaults, "predictor_"),
+            code0=row_sampling_params(sampling, defaults, ""),
+            residual=row_sampling_params(sampling, defaults, "predictor_"),
             penalty=defaults.repetition_penalty if given is None else given,
             repetition_window=sampling.repetition_window,
             min_new_tokens=MIN_NEW_TOKENS if sampling.min_new_tokens is None else sampling.min_new_tokens,
@@ -220,7 +220,7 @@ class Qwen3TTS:
 
     def sample(self, rows: Sequence[SequenceState], hidden: Tensor) -> list[Outcome]:
         speech = cast(Sequence[QwenSequence], rows)
-        keys = [row.draw_key for row in speech]
+        keys = [row.sample_key for row in speech]
         code0 = sample(
             self._code0_logits(speech, hidden),
             SamplingBatch.from_params([row.code0 for row in speech], self.device),
@@ -259,9 +259,9 @@ class Qwen3TTS:
         def pad(ids: Tensor) -> Tensor:
             return torch.nn.functional.pad(ids, (0, num_padding)) if num_padding else ids
 
-        def draw_code(codebook: int, logits: Tensor) -> Tensor:
+        def sample_code(codebook: int, logits: Tensor) -> Tensor:
             return pad(sample(logits[: len(rows)].float(), batch, keys, codebook, self.noise))
 
         code0 = pad(code0)
-        codes = self.talker.code_predictor.generate(hidden, self.talker.embed_codec(code0), draw_code)
+        codes = self.talker.code_predictor.generate(hidden, self.talker.embed_codec(code0), sample_code)
         return torch.cat((code0[:, None], codes), dim=1)

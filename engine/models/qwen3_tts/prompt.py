@@ -104,11 +104,11 @@ class QwenSequence(SequenceState):
         return text
 
     @property
-    def draw_key(self) -> SampleKey:
+    def sample_key(self) -> SampleKey:
         return SampleKey(self.seed, self.segment, len(self.codes))
 
 
-def draw_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix: str) -> RowSamplingParams:
+def row_sampling_params(sampling: SamplingParams, defaults: GenerationDefaults, prefix: str) -> RowSamplingParams:
     def value(name: str) -> float:
         given = getattr(sampling, prefix + name)
         return getattr(defaults, prefix + name) if given is None else given

@@ -12,7 +12,7 @@ from engine.layers.transformer import AttentionContext, CausalContext, Transform
 from engine.models.qwen3_tts.config import CodePredictorConfig, QwenTalkerConfig
 
 # (codebook, logits [N, V]) -> ids [N].
-Draw = Callable[[int, Tensor], Tensor]
+CodeSampler = Callable[[int, Tensor], Tensor]
 
 
 class FrameCache:
@@ -73,10 +73,10 @@ class CodePredictor(nn.Module):
             return self.input_tables[codebook - 1][codes]
         return self.small_to_mtp_projection(self.model.codec_embedding[codebook - 1](codes))
 
-    def generate(self, hidden: Tensor, code0_row: Tensor, draw: Draw) -> Tensor:
+    def generate(self, hidden: Tensor, code0_row: Tensor, sample_code: CodeSampler) -> Tensor:
         """hidden [N, H], code0_row = E0[c0] [N, H] -> codes 1..K-1 [N, K-1]."""
         if self.looked_up is not None:
-            return self.looked_up.generate(hidden, code0_row, draw)
+            return self.looked_up.generate(hidden, code0_row, sample_code)
         cache = FrameCache(self.config, hidden.shape[0], hidden)
         positions = torch.arange(self.config.num_code_groups, device=hidden.device)[None]
         x = self.small_to_mtp_projection(torch.stack((hidden, code0_row), dim=1))
@@ -85,7 +85,7 @@ class CodePredictor(nn.Module):
             end = cache.length + x.shape[1]
             out = self.model(x, positions[:, cache.length : end], cache)
             cache.length = end
-            codes.append(draw(codebook, self.lm_head[codebook - 1](out[:, -1])))
+            codes.append(sample_code(codebook, self.lm_head[codebook - 1](out[:, -1])))
             if codebook < self.config.num_code_groups - 1:
                 x = self.input_row(codebook, codes[-1])[:, None]
         return torch.stack(codes, dim=1)
@@ -131,7 +131,7 @@ class LookupCodePredictor:
         normed = self.layer.input_layernorm(x)
         return torch.cat(self.layer.self_attn.project(normed, self.cos[:, start:end], self.sin[:, start:end]), dim=-2)
 
-    def generate(self, hidden: Tensor, code0_row: Tensor, draw: Draw) -> Tensor:
+    def generate(self, hidden: Tensor, code0_row: Tensor, sample_code: CodeSampler) -> Tensor:
         """Generate like ``CodePredictor.generate``."""
         x = self.into_stack(torch.stack((hidden, code0_row), dim=1))
         heads = self.project(x, 0)
@@ -141,7 +141,7 @@ class LookupCodePredictor:
         codes: list[Tensor] = []
         for codebook in range(1, self.num_codes):
             out = self.finish(x, query, cache[:, : codebook + 1])
-            codes.append(draw(codebook, self.heads[codebook - 1](out)))
+            codes.append(sample_code(codebook, self.heads[codebook - 1](out)))
             if codebook < self.num_codes - 1:
                 x = self.rows[codebook - 1].index_select(0, codes[-1])
                 heads = self.known[codebook - 1].index_select(0, codes[-1])

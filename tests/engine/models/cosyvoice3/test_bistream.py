@@ -89,15 +89,15 @@ def test_whenever_text_comes_the_layout_is_that_of_training(
     if not text:
         text = [100]
     bistream, row = begun(transcript, recording)
-    said, num_drawn, start = list[int](), 0, 0
+    said, num_sampled, start = list[int](), 0, 0
 
     def run() -> None:
-        nonlocal num_drawn
+        nonlocal num_sampled
         while row.phase is SamplingPhase.BLOCK and isinstance(due := bistream.next_input(row), TalkerInputs):
             row.inputs += due.inputs
             if due.sample and row.phase is SamplingPhase.BLOCK:
-                take(bistream, row, draws[num_drawn % len(draws)], said)
-                num_drawn += 1
+                take(bistream, row, draws[num_sampled % len(draws)], said)
+                num_sampled += 1
 
     for count in arrivals:
         row.text.ids += text[start : start + count]

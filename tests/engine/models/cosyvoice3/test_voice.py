@@ -272,4 +272,4 @@ def test_a_row_remembers_the_last_ids_in_order() -> None:
     for token in range(7):
         row.record_token(token)
     assert row.history == [4, 5, 6]
-    assert row.draw_key.frame == 7
+    assert row.sample_key.frame == 7
