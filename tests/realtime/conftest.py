@@ -12,4 +12,3 @@ async def live() -> AsyncIterator[LiveServer]:
     """A server with default settings; after the test nothing may be left behind."""
     async with live_server() as server:
         yield server
-        await server.freed()

@@ -78,6 +78,15 @@ def load_test_config(flags: Mapping[str, object]) -> ServerConfig:
 
 @asynccontextmanager
 async def live_server(engine: FakeSpeechEngine | None = None, **flags: object) -> AsyncIterator[LiveServer]:
+    """A server of which everything is free again in the end."""
+    async with unchecked_server(engine, **flags) as live:
+        yield live
+        if isinstance(live.engine, FakeSpeechEngine):
+            await live.freed()
+
+
+@asynccontextmanager
+async def unchecked_server(engine: FakeSpeechEngine | None = None, **flags: object) -> AsyncIterator[LiveServer]:
     """Flags are settings or constants, with two underscores for the dot."""
     settings = {name.replace("__", "."): value for name, value in flags.items()}
     config = load_test_config(

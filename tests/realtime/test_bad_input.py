@@ -322,4 +322,3 @@ async def test_some_generated_messages_against_a_live_server(live: LiveServer) -
 async def test_5_000_generated_messages_against_a_live_server() -> None:
     async with live_server(FakeSpeechEngine(QUICK)) as live:
         await fuzz(live, 5_000)
-        await live.freed()

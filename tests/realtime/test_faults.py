@@ -186,7 +186,6 @@ async def test_a_session_has_an_end() -> None:
         assert isinstance(error, ev.ErrorEvent)
         assert error.code == "session_expired"
         assert await close_code(client) == 4410
-        await live.freed()
 
 
 async def test_a_client_that_answers_no_ping_is_cut() -> None:

@@ -150,13 +150,11 @@ async def test_connections_are_limited_in_all_and_by_key(tmp_path: Path) -> None
 @pytest.mark.parametrize(("names", "share"), [("one", 4), ("one two", 2)])
 async def test_key_takes_half_of_the_places_where_several_exist(names: str, share: int) -> None:
     keys = ",".join(f"{name}:{KEY}-{name}" for name in names.split())
-    async with live_server(auth__api_keys=keys, limits__max_connections=4) as live:
-        async with AsyncExitStack() as clients:
-            for _ in range(share):
-                await clients.enter_async_context(live.session(f"{KEY}-one"))
-            refused = await refusal(live.url + "/v1/speech", additional_headers={"X-API-Key": f"{KEY}-one"})
-            assert refused == (429, "too_many_connections", "1")
-        await live.freed()
+    async with live_server(auth__api_keys=keys, limits__max_connections=4) as live, AsyncExitStack() as clients:
+        for _ in range(share):
+            await clients.enter_async_context(live.session(f"{KEY}-one"))
+        refused = await refusal(live.url + "/v1/speech", additional_headers={"X-API-Key": f"{KEY}-one"})
+        assert refused == (429, "too_many_connections", "1")
 
 
 async def test_responses_are_limited_by_key() -> None:
@@ -270,7 +268,6 @@ async def test_tls_by_certificate_files(certificate: Path) -> None:
             assert (await speak(client, TEXT)).done.status == "completed"
         with pytest.raises(OSError):  # noqa: PT011
             await open_session(live.url.replace("ws:", "wss:"))
-        await live.freed()
 
 
 @pytest.mark.parametrize("scheme", ["ws", "wss"])

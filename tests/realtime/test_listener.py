@@ -256,7 +256,6 @@ async def test_one_server_listens_plain_and_with_tls(tls: dict[str, str]) -> Non
             assert (await https.get(f"https:{secure}/v1/voices", headers=page)).status_code == 200
         with pytest.raises(OSError):  # noqa: PT011
             await open_session(f"wss://127.0.0.1:{live.port}", trust=trust)
-        await live.freed()
 
 
 async def test_curl_reaches_both_ports(tls: dict[str, str]) -> None:

@@ -27,7 +27,6 @@ FRAMES_A_SECOND = 50
 async def live() -> AsyncIterator[LiveServer]:
     async with live_server(calls__audiosocket="127.0.0.1:0") as server:
         yield server
-        await server.freed()
 
 
 @asynccontextmanager
@@ -101,10 +100,12 @@ async def test_the_agent_hangs_up(live: LiveServer) -> None:
 
 
 async def test_a_full_server_takes_no_line() -> None:
-    async with live_server(calls__audiosocket="127.0.0.1:0", limits__max_connections=1) as live:
-        async with dial(live, "/v1/calls"), line(live) as (reader, _):
-            assert await reader.read(100) == b""
-        await live.freed()
+    async with (
+        live_server(calls__audiosocket="127.0.0.1:0", limits__max_connections=1) as live,
+        dial(live, "/v1/calls"),
+        line(live) as (reader, _),
+    ):
+        assert await reader.read(100) == b""
 
 
 async def test_without_a_setting_there_is_no_port() -> None:
@@ -114,17 +115,19 @@ async def test_without_a_setting_there_is_no_port() -> None:
 
 async def test_audiosocket_peer_that_never_reads_is_cut_at_hangup() -> None:
     flags = {"calls__audiosocket": "127.0.0.1:0", "listen__close_timeout_s": 0.2}
-    async with live_server(**flags, limits__reader_timeout_s=0.3) as live:
-        async with dial(live, "/v1/calls") as agent, line(live) as (_, writer):
-            writer.transport.pause_reading()
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
-            writer.write(UUID + frame(0x16, bytes(1_920)))
-            call_id = (await told(agent, "call.connected"))["call_id"]
-            await asyncio.sleep(0.5)
-            await agent.send(json.dumps({"type": "hang_up", "call_id": call_id}))
-            assert (await told(agent, "call.hung_up"))["reason"] == "agent"
-            await until(lambda: live.speech.num_connections == 1)
-        await live.freed()
+    async with (
+        live_server(**flags, limits__reader_timeout_s=0.3) as live,
+        dial(live, "/v1/calls") as agent,
+        line(live) as (_, writer),
+    ):
+        writer.transport.pause_reading()
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+        writer.write(UUID + frame(0x16, bytes(1_920)))
+        call_id = (await told(agent, "call.connected"))["call_id"]
+        await asyncio.sleep(0.5)
+        await agent.send(json.dumps({"type": "hang_up", "call_id": call_id}))
+        assert (await told(agent, "call.hung_up"))["reason"] == "agent"
+        await until(lambda: live.speech.num_connections == 1)
 
 
 def test_several_gateways_share_a_port_that_is_named() -> None:

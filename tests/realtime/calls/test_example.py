@@ -57,7 +57,6 @@ async def test_the_agent_greets_and_hangs_up(example: ModuleType) -> None:
             assert far.num_clears == 1
         agent.cancel()
         await asyncio.gather(agent, return_exceptions=True)
-        await live.freed()
 
 
 async def test_the_agent_outlives_a_restart_of_the_server(example: ModuleType) -> None:

@@ -68,7 +68,6 @@ async def live() -> AsyncIterator[LiveServer]:
     flags = {"calls__twilio_auth_token": TOKEN, "calls__public_url": PUBLIC, "calls__default_key_name": "agent"}
     async with live_server(auth__api_keys=f"other:{OTHER_KEY},agent:{KEY}", **flags) as server:
         yield server
-        await server.freed()
 
 
 async def test_an_agent_speaks_into_a_call_by_websocket(live: LiveServer) -> None:

@@ -43,7 +43,6 @@ PORT = {"wyoming__address": "127.0.0.1:0"}
 async def live() -> AsyncIterator[LiveServer]:
     async with live_server(**PORT) as server:
         yield server
-        await server.freed()
 
 
 def dial(live: LiveServer) -> AsyncTcpClient:
@@ -121,16 +120,14 @@ async def test_empty_and_wrong_texts_end_too(live: LiveServer) -> None:
 
 async def test_limits_and_silence() -> None:
     limits = {"wyoming__max_connections": 1, "limits__idle_timeout_s": 0.4}
-    async with live_server(**PORT, **limits) as live:
-        async with dial(live) as client:
-            await client.write_event(Ping().event())
-            await heard(client, "pong")
-            async with dial(live) as another:
-                assert Error.from_event((await heard(another, "error"))[0]).code == "too_many_connections"
-                assert await another.read_event() is None
-            assert Error.from_event((await heard(client, "error"))[0]).code == "idle_timeout"
-            assert await client.read_event() is None
-        await live.freed()
+    async with live_server(**PORT, **limits) as live, dial(live) as client:
+        await client.write_event(Ping().event())
+        await heard(client, "pong")
+        async with dial(live) as another:
+            assert Error.from_event((await heard(another, "error"))[0]).code == "too_many_connections"
+            assert await another.read_event() is None
+        assert Error.from_event((await heard(client, "error"))[0]).code == "idle_timeout"
+        assert await client.read_event() is None
 
 
 async def test_a_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

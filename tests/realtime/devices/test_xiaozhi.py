@@ -36,7 +36,6 @@ EARLY_S = 0.4
 async def live() -> AsyncIterator[LiveServer]:
     async with live_server(calls__barge_in=False, xiaozhi__end_of_speech_delay_ms=100) as server:
         yield server
-        await server.freed()
 
 
 def device(live: LiveServer, version: int = 1, **headers: str) -> connect:
@@ -111,26 +110,28 @@ def check_pace(times_s: list[float], ended_s: float) -> None:
 
 async def test_two_replies_and_an_abort_between() -> None:
     script = FakeScript(ms_per_char=60.0, real_time_factor=0.1)
-    async with live_server(FakeSpeechEngine(script), calls__barge_in=False) as live:
-        async with dial(live, "/v1/calls") as agent, device(live) as line:
-            await greet(line)
-            call = await told(agent, "call.connected")
-            await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": TEXT * 5}))
-            await heard(line, is_tts("start"))
-            for _ in range(8):
-                assert isinstance(await line.recv(), bytes)
-            await line.send(json.dumps({"type": "abort", "reason": "wake_word_detected"}))
-            await heard(line, is_tts("stop"))
-            cut = await told(agent, "reply.interrupted")
-            assert cut["cause"] == "caller"
-            assert (TEXT * 5).startswith(cut["heard"]["text"])
-            assert cut["heard"]["played_ms"] < 1_500
-            await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": "Yes?"}))
-            packets, _, _ = await heard(line, is_tts("start"))
-            assert packets == [], "nothing of the old one came after the end"
-            packets, _, _ = await heard(line, is_tts("stop"))
-            assert 4 <= len(packets) <= 8
-        await live.freed()
+    async with (
+        live_server(FakeSpeechEngine(script), calls__barge_in=False) as live,
+        dial(live, "/v1/calls") as agent,
+        device(live) as line,
+    ):
+        await greet(line)
+        call = await told(agent, "call.connected")
+        await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": TEXT * 5}))
+        await heard(line, is_tts("start"))
+        for _ in range(8):
+            assert isinstance(await line.recv(), bytes)
+        await line.send(json.dumps({"type": "abort", "reason": "wake_word_detected"}))
+        await heard(line, is_tts("stop"))
+        cut = await told(agent, "reply.interrupted")
+        assert cut["cause"] == "caller"
+        assert (TEXT * 5).startswith(cut["heard"]["text"])
+        assert cut["heard"]["played_ms"] < 1_500
+        await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": "Yes?"}))
+        packets, _, _ = await heard(line, is_tts("start"))
+        assert packets == [], "nothing of the old one came after the end"
+        packets, _, _ = await heard(line, is_tts("stop"))
+        assert 4 <= len(packets) <= 8
 
 
 async def test_what_the_user_wrote_reaches_the_agent(live: LiveServer) -> None:
@@ -196,14 +197,11 @@ async def test_admission_by_credentials() -> None:
         with pytest.raises(InvalidStatus) as refused:
             await device(live, 4, Authorization=f"Bearer {key}")
         assert refused.value.response.status_code == 400
-        await live.freed()
 
 
 async def test_device_that_sends_no_hello_is_closed() -> None:
-    async with live_server(listen__handshake_timeout_s=0.3, calls__barge_in=False) as live:
-        async with device(live) as line:
-            await asyncio.wait_for(line.wait_closed(), WAIT_S)
-        await live.freed()
+    async with live_server(listen__handshake_timeout_s=0.3, calls__barge_in=False) as live, device(live) as line:
+        await asyncio.wait_for(line.wait_closed(), WAIT_S)
 
 
 async def test_a_device_for_which_there_is_no_session_is_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from realtime.xiaozhi.device_transport import UdpServer
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls.test_sockets import dial, told
-from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server, unchecked_server, until
 
 Json = dict[str, Any]
 HELLO = {"type": "hello", "version": 3, "transport": "udp", "audio_params": {"format": "opus", "frame_duration": 60}}
@@ -33,7 +33,6 @@ KEY = "a-key-of-enough-characters"
 async def live() -> AsyncIterator[LiveServer]:
     async with live_server(**PORTS, xiaozhi__end_of_speech_delay_ms=100) as server:
         yield server
-        await server.freed()
 
 
 def ports(live: LiveServer) -> XiaozhiMqttServer:
@@ -153,21 +152,19 @@ async def test_every_address_of_a_host_takes_sound(monkeypatch: pytest.MonkeyPat
 
 async def test_an_abort_and_another_hello() -> None:
     slow = FakeSpeechEngine(FakeScript(ms_per_char=60.0, real_time_factor=0.1))
-    async with live_server(slow, **PORTS) as live:
-        async with dial(live, "/v1/calls") as agent, device(live) as firmware:
-            await firmware.greet()
-            firmware.speak()
-            call = await told(agent, "call.connected")
-            await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": TEXT * 5}))
-            await firmware.told("tts", state="start")
-            await firmware.tell(type="abort")
-            await firmware.told("tts", state="stop")
-            assert (await told(agent, "reply.interrupted"))["cause"] == "caller"
-            await firmware.greet()
-            assert (await told(agent, "call.hung_up"))["reason"] == "caller"
-            await told(agent, "call.connected")
-            await until(lambda: live.speech.num_connections == 2)
-        await live.freed()
+    async with live_server(slow, **PORTS) as live, dial(live, "/v1/calls") as agent, device(live) as firmware:
+        await firmware.greet()
+        firmware.speak()
+        call = await told(agent, "call.connected")
+        await agent.send(json.dumps({"type": "say", "call_id": call["call_id"], "text": TEXT * 5}))
+        await firmware.told("tts", state="start")
+        await firmware.tell(type="abort")
+        await firmware.told("tts", state="stop")
+        assert (await told(agent, "reply.interrupted"))["cause"] == "caller"
+        await firmware.greet()
+        assert (await told(agent, "call.hung_up"))["reason"] == "caller"
+        await told(agent, "call.connected")
+        await until(lambda: live.speech.num_connections == 2)
 
 
 async def test_sound_of_strangers_and_floods_is_dropped(live: LiveServer) -> None:
@@ -203,7 +200,6 @@ async def test_admission_by_credentials() -> None:
                     pass
         async with device(live, KEY) as firmware:
             await firmware.greet()
-        await live.freed()
 
 
 async def raw(live: LiveServer, stream: bytes) -> bytes:
@@ -236,7 +232,6 @@ async def test_limits_and_silence() -> None:
             await firmware.greet()
             await firmware.client.publish("up", b"\xff{", 0)
             await firmware.told("goodbye")
-        await live.freed()
 
 
 async def test_a_server_that_ends_with_devices_on_it() -> None:
@@ -244,7 +239,6 @@ async def test_a_server_that_ends_with_devices_on_it() -> None:
         await firmware.greet()
         live.speech.draining = True
         await firmware.told("goodbye")
-        await live.freed()
 
 
 def test_settings_that_cannot_be_are_named() -> None:
@@ -254,22 +248,24 @@ def test_settings_that_cannot_be_are_named() -> None:
 
 
 async def test_every_hello_asks_for_room() -> None:
-    async with live_server(**PORTS, limits__max_connections=1) as live:
-        async with device(live) as first, device(live) as second:
-            await first.greet()
-            await second.tell(**HELLO)
-            await second.told("goodbye")
-            assert live.speech.num_connections == 1
-            await first.tell(type="goodbye")
-            await until(lambda: live.speech.num_connections == 0)
-            await second.greet()
-            await second.tell(type="goodbye")
-        await live.freed()
+    async with (
+        live_server(**PORTS, limits__max_connections=1) as live,
+        device(live) as first,
+        device(live) as second,
+    ):
+        await first.greet()
+        await second.tell(**HELLO)
+        await second.told("goodbye")
+        assert live.speech.num_connections == 1
+        await first.tell(type="goodbye")
+        await until(lambda: live.speech.num_connections == 0)
+        await second.greet()
+        await second.tell(type="goodbye")
 
 
 async def test_an_end_with_devices_on_it_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     devices = AsyncExitStack()
-    async with live_server(**PORTS) as live:
+    async with unchecked_server(**PORTS) as live:
         firmware = await devices.enter_async_context(device(live))
         await firmware.greet()
     await until(firmware.client._disconnected.done)
@@ -290,4 +286,3 @@ async def test_client_without_key_takes_no_device_slot() -> None:
         async with device(live, KEY) as firmware:
             await firmware.greet()
         strangers.pop()[1].close()
-        await live.freed()

@@ -13,4 +13,3 @@ async def live() -> AsyncIterator[LiveServer]:
     """A server that wants a key; after the test nothing may be left behind."""
     async with live_server(auth__api_keys=f"agent:{KEY}") as server:
         yield server
-        await server.freed()

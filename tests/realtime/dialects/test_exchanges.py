@@ -96,7 +96,6 @@ async def test_a_recorded_exchange(exchange: dict[str, Any]) -> None:
             await until(lambda: ear.has({"ends": len(exchange["told"]), "audio": 1}))
             assert ear.ends == exchange["told"]
         await listening
-        await live.freed()
 
 
 async def listen(socket: Any, ear: Ear) -> None:

@@ -120,7 +120,6 @@ def tiny_wires(monkeypatch: pytest.MonkeyPatch) -> None:
 async def live() -> AsyncIterator[LiveServer]:
     async with live_server() as server:
         yield server
-        await server.freed()
 
 
 def dial(live: LiveServer, path: str, **options: object) -> connect:
@@ -169,15 +168,13 @@ async def test_two_turns_and_a_goodbye(live: LiveServer) -> None:
 )
 async def test_contexts_speak_in_turn_or_at_once(path: str, in_order: bool) -> None:
     engine = FakeSpeechEngine(SLOW)
-    async with live_server(engine) as live:
-        async with dial(live, path) as socket:
-            for text in (TEXT * 3, "Hi there."):
-                await socket.send(text)
-                await socket.send("")
-            first = (await heard(socket, "done"))[1][-1]
-            second = (await heard(socket, "done"))[1][-1]
-            assert [first[:6], second[:6]] == (["done 0", "done 1"] if in_order else ["done 1", "done 0"])
-        await live.freed()
+    async with live_server(engine) as live, dial(live, path) as socket:
+        for text in (TEXT * 3, "Hi there."):
+            await socket.send(text)
+            await socket.send("")
+        first = (await heard(socket, "done"))[1][-1]
+        second = (await heard(socket, "done"))[1][-1]
+        assert [first[:6], second[:6]] == (["done 0", "done 1"] if in_order else ["done 1", "done 0"])
 
 
 async def heard_first_audio(socket: ClientConnection) -> None:
@@ -227,17 +224,15 @@ async def test_contexts_beyond_the_limit_end_at_once() -> None:
 async def test_pending_text_is_limited_across_contexts() -> None:
     engine = FakeSpeechEngine(QUICK)
     engine.script_next(SLOW)
-    async with live_server(engine, limits__max_response_chars=200) as live:
-        async with dial(live, "/tiny") as socket:
-            for text in ("x" * 150, "y" * 90, "z" * 90):
-                await socket.send(text)
-                await socket.send("")
-            await socket.send("w" * 90)
-            failed = (await heard(socket, "done"))[1]
-            assert failed == ["done 3 failed limit_exceeded"]
+    async with live_server(engine, limits__max_response_chars=200) as live, dial(live, "/tiny") as socket:
+        for text in ("x" * 150, "y" * 90, "z" * 90):
+            await socket.send(text)
             await socket.send("")
-            assert [(await heard(socket, "done"))[1] for _ in range(3)] == [[f"done {n} completed"] for n in range(3)]
-        await live.freed()
+        await socket.send("w" * 90)
+        failed = (await heard(socket, "done"))[1]
+        assert failed == ["done 3 failed limit_exceeded"]
+        await socket.send("")
+        assert [(await heard(socket, "done"))[1] for _ in range(3)] == [[f"done {n} completed"] for n in range(3)]
 
 
 async def test_a_key_in_the_first_message() -> None:
@@ -254,29 +249,28 @@ async def test_a_key_in_the_first_message() -> None:
         with pytest.raises(InvalidStatus) as refused:
             await dial(live, "/tiny")
         assert refused.value.response.status_code == 401
-        await live.freed()
 
 
 async def test_a_late_key_takes_the_place_that_its_connection_has() -> None:
     limits = {"auth__api_keys": f"agent:{KEY}", "limits__max_connections": 1, "limits__max_connections_per_key": 1}
-    async with live_server(**limits) as live:
-        async with dial(live, "/tiny/late") as socket:
-            await socket.send(f"key {KEY}")
-            await socket.send(TEXT)
-            await socket.send("")
-            assert (await heard(socket, "done"))[1] == ["done 0 completed"]
-        await live.freed()
+    async with live_server(**limits) as live, dial(live, "/tiny/late") as socket:
+        await socket.send(f"key {KEY}")
+        await socket.send(TEXT)
+        await socket.send("")
+        assert (await heard(socket, "done"))[1] == ["done 0 completed"]
 
 
 async def test_late_key_at_its_session_limit_closes_connection() -> None:
     limits = {"auth__api_keys": f"agent:{KEY}", "limits__max_active_responses_per_key": 1}
-    async with live_server(FakeSpeechEngine(SLOW), **limits) as live:
-        async with dial(live, f"/tiny/at-once?api_key={KEY}") as speaking, dial(live, "/tiny/late") as late:
-            await speaking.send(TEXT * 3)
-            await until(lambda: live.speech.num_active_responses == 1)
-            await late.send(f"key {KEY}")
-            assert await code_of(late) == (1008, ["error limit_exceeded"])
-        await live.freed()
+    async with (
+        live_server(FakeSpeechEngine(SLOW), **limits) as live,
+        dial(live, f"/tiny/at-once?api_key={KEY}") as speaking,
+        dial(live, "/tiny/late") as late,
+    ):
+        await speaking.send(TEXT * 3)
+        await until(lambda: live.speech.num_active_responses == 1)
+        await late.send(f"key {KEY}")
+        assert await code_of(late) == (1008, ["error limit_exceeded"])
 
 
 async def test_drain_does_not_wait_for_context_without_text() -> None:
@@ -290,22 +284,23 @@ async def test_drain_does_not_wait_for_context_without_text() -> None:
 
 
 async def test_drain_speaks_pending_turns_and_refuses_new_ones() -> None:
-    async with live_server(FakeSpeechEngine(SLOW), listen__drain_timeout_s=WAIT_S) as live:
-        async with dial(live, "/tiny") as socket:
-            for text in (TEXT, "Hi there."):
-                await socket.send(text)
-                await socket.send("")
-            await until(lambda: live.speech.num_active_responses == 1)
-            await heard_first_audio(socket)
-            draining = asyncio.create_task(live.speech.drain())
-            await until(lambda: live.speech.draining)
-            await socket.send(TEXT)
-            assert (await heard(socket, "done 2"))[1] == ["done 2 failed draining"]
-            code, said = await code_of(socket)
-            turns = [message for message in said if isinstance(message, str)]
-            assert (code, turns) == (1012, ["done 0 completed", "done 1 completed", "error draining"])
-            await draining
-        await live.freed()
+    async with (
+        live_server(FakeSpeechEngine(SLOW), listen__drain_timeout_s=WAIT_S) as live,
+        dial(live, "/tiny") as socket,
+    ):
+        for text in (TEXT, "Hi there."):
+            await socket.send(text)
+            await socket.send("")
+        await until(lambda: live.speech.num_active_responses == 1)
+        await heard_first_audio(socket)
+        draining = asyncio.create_task(live.speech.drain())
+        await until(lambda: live.speech.draining)
+        await socket.send(TEXT)
+        assert (await heard(socket, "done 2"))[1] == ["done 2 failed draining"]
+        code, said = await code_of(socket)
+        turns = [message for message in said if isinstance(message, str)]
+        assert (code, turns) == (1012, ["done 0 completed", "done 1 completed", "error draining"])
+        await draining
 
 
 async def test_messages_of_one_event_stay_together(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,17 +334,15 @@ async def test_metrics_distinguish_dialects(live: LiveServer) -> None:
 
 async def test_those_without_a_key_do_not_take_every_place() -> None:
     limits = {"auth__api_keys": f"agent:{KEY}", "dialects__max_unauthenticated_connections": 1}
-    async with live_server(**limits) as live:
-        async with dial(live, "/tiny/late") as silent:
-            with pytest.raises(InvalidStatus) as refused:
-                await dial(live, "/tiny/late")
-            assert (refused.value.response.status_code, refused.value.response.headers["Retry-After"]) == (429, "1")
-            async with dial(live, f"/tiny/late?api_key={KEY}"):
-                await silent.send(f"key {KEY}")
-                await until(lambda: live.speech.registry.statistics().num_sessions == 2)
-                async with dial(live, "/tiny/late"):
-                    pass
-        await live.freed()
+    async with live_server(**limits) as live, dial(live, "/tiny/late") as silent:
+        with pytest.raises(InvalidStatus) as refused:
+            await dial(live, "/tiny/late")
+        assert (refused.value.response.status_code, refused.value.response.headers["Retry-After"]) == (429, "1")
+        async with dial(live, f"/tiny/late?api_key={KEY}"):
+            await silent.send(f"key {KEY}")
+            await until(lambda: live.speech.registry.statistics().num_sessions == 2)
+            async with dial(live, "/tiny/late"):
+                pass
 
 
 async def test_nothing_is_read_after_the_reason_to_close() -> None:
@@ -359,28 +352,29 @@ async def test_nothing_is_read_after_the_reason_to_close() -> None:
                 await socket.send(message)
             assert await code_of(socket) == (1008, ["error unauthorized"])
         assert 'refusals_total{code="unauthorized"} 1.0' in live.speech.metrics.exposition().decode()
-        await live.freed()
 
 
 async def test_a_key_that_never_comes() -> None:
-    async with live_server(auth__api_keys=f"agent:{KEY}", listen__handshake_timeout_s=0.3) as live:
-        async with dial(live, "/tiny/late") as silent:
-            assert await code_of(silent) == (1008, ["error unauthorized"])
-        await live.freed()
+    async with (
+        live_server(auth__api_keys=f"agent:{KEY}", listen__handshake_timeout_s=0.3) as live,
+        dial(live, "/tiny/late") as silent,
+    ):
+        assert await code_of(silent) == (1008, ["error unauthorized"])
 
 
 async def test_a_key_with_all_its_places_taken_gets_429() -> None:
     limits = {"auth__api_keys": f"agent:{KEY}", "limits__max_active_responses_per_key": 1}
-    async with live_server(FakeSpeechEngine(SLOW), **limits) as live:
-        async with dial(live, f"/tiny/at-once?api_key={KEY}") as socket:
-            await socket.send(TEXT * 3)
-            await socket.send("")
-            await socket.send(TEXT)
-            assert (await heard(socket, "done 1"))[1] == ["done 1 failed limit_exceeded"]
-            with pytest.raises(InvalidStatus) as refused:
-                await dial(live, f"/tiny?api_key={KEY}")
-            assert (refused.value.response.status_code, refused.value.response.headers["Retry-After"]) == (429, "1")
-        await live.freed()
+    async with (
+        live_server(FakeSpeechEngine(SLOW), **limits) as live,
+        dial(live, f"/tiny/at-once?api_key={KEY}") as socket,
+    ):
+        await socket.send(TEXT * 3)
+        await socket.send("")
+        await socket.send(TEXT)
+        assert (await heard(socket, "done 1"))[1] == ["done 1 failed limit_exceeded"]
+        with pytest.raises(InvalidStatus) as refused:
+            await dial(live, f"/tiny?api_key={KEY}")
+        assert (refused.value.response.status_code, refused.value.response.headers["Retry-After"]) == (429, "1")
 
 
 async def test_over_http(live: LiveServer) -> None:
@@ -399,7 +393,6 @@ async def test_a_failure_over_http_has_a_status_or_cuts_the_body() -> None:
         live.engine.script = FakeScript(fail_at_frame=5, real_time_factor=0.02)
         with pytest.raises(Exception, match=r"peer closed|incomplete"):
             await http.post("/tiny/file", content=TEXT)
-        await live.freed()
 
 
 async def test_a_client_that_leaves_over_http_is_noticed(live: LiveServer) -> None:

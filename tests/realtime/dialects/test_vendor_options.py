@@ -126,7 +126,6 @@ RECORDING = data_uri(wav_file(tone(1.5, 16_000), 16_000))
 async def cloning(tmp_path: Path) -> AsyncIterator[LiveServer]:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path)) as server:
         yield server
-        await server.freed()
 
 
 @pytest.fixture

@@ -72,20 +72,18 @@ async def test_audio_equals_native_wire(client: VendorClient) -> None:
 @every
 async def test_an_interruption_and_a_turn_after_it(client: VendorClient) -> None:
     engine = FakeSpeechEngine(SLOW)
-    async with live_server(engine) as live:
-        async with dial(live, client) as socket:
-            await send(socket, client, client.say("t1", LONG))
-            await hear_first_audio(socket, client)
-            if not client.cancel("t1"):
-                return
-            await send(socket, client, client.cancel("t1"))
-            if not client.cancel_is_silent:
-                _, said = await hear(socket, client, "t1")
-                assert not any(map(client.is_error, said))
-            engine.script = QUICK
-            audio = await turn(socket, client, "t2")
-            assert LEAST_BYTES < len(audio) < 3 * LEAST_BYTES
-        await live.freed()
+    async with live_server(engine) as live, dial(live, client) as socket:
+        await send(socket, client, client.say("t1", LONG))
+        await hear_first_audio(socket, client)
+        if not client.cancel("t1"):
+            return
+        await send(socket, client, client.cancel("t1"))
+        if not client.cancel_is_silent:
+            _, said = await hear(socket, client, "t1")
+            assert not any(map(client.is_error, said))
+        engine.script = QUICK
+        audio = await turn(socket, client, "t2")
+        assert LEAST_BYTES < len(audio) < 3 * LEAST_BYTES
 
 
 @every
@@ -162,28 +160,27 @@ async def test_each_line_of_a_dialogue_has_its_voice(live: LiveServer, name: str
 async def test_an_interruption_ends_all_lines_of_a_dialogue() -> None:
     client = CLIENTS["elevenlabs dialogue"]
     engine = FakeSpeechEngine(SLOW)
-    async with live_server(engine) as live:
-        async with dial(live, client) as socket:
-            inputs = [{"voice_id": voice, "text": text * 20} for voice, text in LINES]
-            await send(socket, client, [{"context_id": "t1", "voices": ["ada", "ben"], "inputs": inputs}])
-            await hear_first_audio(socket, client)
-            await send(socket, client, client.cancel("t1"))
-            await hear(socket, client, "t1")
-            assert [request.voice for request in engine.requests] == ["ada"]
-            engine.script = QUICK
-            assert await turn(socket, client, "t1")
-        await live.freed()
+    async with live_server(engine) as live, dial(live, client) as socket:
+        inputs = [{"voice_id": voice, "text": text * 20} for voice, text in LINES]
+        await send(socket, client, [{"context_id": "t1", "voices": ["ada", "ben"], "inputs": inputs}])
+        await hear_first_audio(socket, client)
+        await send(socket, client, client.cancel("t1"))
+        await hear(socket, client, "t1")
+        assert [request.voice for request in engine.requests] == ["ada"]
+        engine.script = QUICK
+        assert await turn(socket, client, "t1")
 
 
 async def test_more_voices_than_contexts_are_allowed_end_the_dialogue() -> None:
     client = CLIENTS["elevenlabs dialogue"]
-    async with live_server(FakeSpeechEngine(QUICK), dialects__max_contexts_per_connection=3) as live:
-        async with dial(live, client) as socket:
-            inputs = [{"voice_id": voice, "text": text} for voice, text in [*LINES, *LINES]]
-            await send(socket, client, [{"context_id": "t1", "voices": ["ada", "ben"], "inputs": inputs}])
-            audio, said = await hear(socket, client, "t1")
-            assert (audio, said[-2]["error"]) == (b"", "too_many_concurrent_requests")
-        await live.freed()
+    async with (
+        live_server(FakeSpeechEngine(QUICK), dialects__max_contexts_per_connection=3) as live,
+        dial(live, client) as socket,
+    ):
+        inputs = [{"voice_id": voice, "text": text} for voice, text in [*LINES, *LINES]]
+        await send(socket, client, [{"context_id": "t1", "voices": ["ada", "ben"], "inputs": inputs}])
+        audio, said = await hear(socket, client, "t1")
+        assert (audio, said[-2]["error"]) == (b"", "too_many_concurrent_requests")
 
 
 @pytest.mark.parametrize(
@@ -395,29 +392,29 @@ async def test_a_message_that_breaks_the_wire(live: LiveServer, client: VendorCl
 async def test_refused_contexts_count_as_errors(client: VendorClient) -> None:
     """Each turn is refused, for the only place is taken; a connection may make only so many errors."""
     slow = FakeSpeechEngine(FakeScript(first_chunk_s=60.0))
-    async with live_server(slow, limits__max_active_responses=1, limits__max_errors_per_connection=4) as live:
-        async with live.session() as other, dial(live, client) as socket:
-            await other.send(ev.ResponseCreate(response_id="r", text=TEXT))
-            await until(lambda: live.speech.num_active_responses == 1)
-            with suppress(ConnectionClosed):
-                for number in range(12):
-                    await send(socket, client, client.say(f"t{number}", TEXT) + client.end(f"t{number}"))
-            assert (await hear_to_the_close(socket, client))[0] == 1008
-        await live.freed()
+    async with (
+        live_server(slow, limits__max_active_responses=1, limits__max_errors_per_connection=4) as live,
+        live.session() as other,
+        dial(live, client) as socket,
+    ):
+        await other.send(ev.ResponseCreate(response_id="r", text=TEXT))
+        await until(lambda: live.speech.num_active_responses == 1)
+        with suppress(ConnectionClosed):
+            for number in range(12):
+                await send(socket, client, client.say(f"t{number}", TEXT) + client.end(f"t{number}"))
+        assert (await hear_to_the_close(socket, client))[0] == 1008
 
 
 @pytest.mark.parametrize("name", ["cartesia", "elevenlabs multi", "elevenlabs dialogue", "rime v1"])
 async def test_refused_text_counts_as_errors(name: str) -> None:
     client = CLIENTS[name]
     slow = FakeSpeechEngine(FakeScript(first_chunk_s=60.0))
-    async with live_server(slow, limits__max_errors_per_connection=4) as live:
-        async with dial(live, client) as socket:
-            await send(socket, client, client.say("t1", TEXT) + client.end("t1"))
-            with suppress(ConnectionClosed):
-                for _ in range(12):
-                    await send(socket, client, client.say("t1", TEXT)[-1:])
-            assert (await hear_to_the_close(socket, client))[0] == 1008
-        await live.freed()
+    async with live_server(slow, limits__max_errors_per_connection=4) as live, dial(live, client) as socket:
+        await send(socket, client, client.say("t1", TEXT) + client.end("t1"))
+        with suppress(ConnectionClosed):
+            for _ in range(12):
+                await send(socket, client, client.say("t1", TEXT)[-1:])
+        assert (await hear_to_the_close(socket, client))[0] == 1008
 
 
 UNKNOWN = (
@@ -508,27 +505,29 @@ async def test_a_voice_we_do_not_have_is_spoken_by_the_default_one(live: LiveSer
 
 @every
 async def test_engine_failure_is_reported_in_vendor_format(client: VendorClient) -> None:
-    async with live_server(FakeSpeechEngine(FakeScript(fail_at_frame=2, real_time_factor=0.02))) as live:
-        async with dial(live, client) as socket:
-            await send(socket, client, client.say("t1", TEXT) + client.end("t1"))
-            async with asyncio.timeout(WAIT_S):
-                while not client.is_error(read(client, await socket.recv())[1]):
-                    pass
-        await live.freed()
+    async with (
+        live_server(FakeSpeechEngine(FakeScript(fail_at_frame=2, real_time_factor=0.02))) as live,
+        dial(live, client) as socket,
+    ):
+        await send(socket, client, client.say("t1", TEXT) + client.end("t1"))
+        async with asyncio.timeout(WAIT_S):
+            while not client.is_error(read(client, await socket.recv())[1]):
+                pass
 
 
 @every
 async def test_draining_server_ends_the_turn_then_says_goodbye(client: VendorClient) -> None:
-    async with live_server(FakeSpeechEngine(QUICK), listen__drain_timeout_s=WAIT_S) as live:
-        async with dial(live, client) as socket:
-            await send(socket, client, client.say("t1", TEXT))
-            await hear_first_audio(socket, client)
-            draining = asyncio.create_task(live.speech.drain())
-            await send(socket, client, client.end("t1"))
-            code, _ = await hear_to_the_close(socket, client)
-            assert code == (1000 if client.one_turn else 1012)
-            await draining
-        await live.freed()
+    async with (
+        live_server(FakeSpeechEngine(QUICK), listen__drain_timeout_s=WAIT_S) as live,
+        dial(live, client) as socket,
+    ):
+        await send(socket, client, client.say("t1", TEXT))
+        await hear_first_audio(socket, client)
+        draining = asyncio.create_task(live.speech.drain())
+        await send(socket, client, client.end("t1"))
+        code, _ = await hear_to_the_close(socket, client)
+        assert code == (1000 if client.one_turn else 1012)
+        await draining
 
 
 async def test_the_single_socket_is_closed_when_nothing_is_written() -> None:

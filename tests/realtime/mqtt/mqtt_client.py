@@ -223,7 +223,6 @@ async def bridged(
     async with live_server(engine, **settings) as live:
         await ready(live)
         yield live
-        await live.freed()
 
 
 async def ready(live: LiveServer) -> None:

@@ -78,7 +78,7 @@ def check_packets(sounds: list, audio_ms: float) -> None:
 
 
 async def test_cancel_stops_and_reports_heard_text(broker: Mosquitto) -> None:
-    async with bridged(broker, FakeSpeechEngine(SLOW)) as live, client(broker) as agent:
+    async with bridged(broker, FakeSpeechEngine(SLOW)), client(broker) as agent:
         session = await agent.open(lead_ms=1_000)
         await session.say(text(TEXT * 10), END, text("This waits."))
         await agent.next_on(session.audio, lambda heard: heard.user["seq"] == "10")
@@ -99,7 +99,6 @@ async def test_cancel_stops_and_reports_heard_text(broker: Mosquitto) -> None:
         assert await session.told("pong") == {"t": "pong", "d": "x"}
         await session.say({"t": "leave"})
         assert (await session.told("closed"))["reason"] == "leave"
-        await live.freed()
 
 
 async def test_duplicate_message_is_ignored_and_lost_one_ends_reply(broker: Mosquitto, live: LiveServer) -> None:
@@ -140,7 +139,6 @@ async def test_a_will_at_the_inbox_of_a_session_of_ones_own_name(broker: Mosquit
             await session.say(text(TEXT * 10))
             await until(lambda: live.speech.num_active_responses == 1)
             await agent.die()
-        await live.freed()
 
 
 async def test_one_text_one_answer(broker: Mosquitto, live: LiveServer) -> None:
@@ -185,7 +183,7 @@ async def test_an_open_that_is_wrong_is_refused(broker: Mosquitto, live: LiveSer
 
 async def test_messages_within_a_session_that_are_wrong(broker: Mosquitto) -> None:
     async with (
-        bridged(broker, limits__max_errors_per_connection=6, limits__max_message_bytes=2_000) as live,
+        bridged(broker, limits__max_errors_per_connection=6, limits__max_message_bytes=2_000),
         client(broker) as agent,
     ):
         session = await agent.open()
@@ -210,7 +208,6 @@ async def test_messages_within_a_session_that_are_wrong(broker: Mosquitto) -> No
         await big.say(text("x" * 3_000))
         assert (await big.told("error"))["error"]["code"] == "message_too_big"
         assert (await big.told("closed"))["reason"] == "message_too_big"
-        await live.freed()
 
 
 async def test_nothing_is_published_where_a_client_points(broker: Mosquitto, live: LiveServer) -> None:

@@ -32,7 +32,6 @@ async def live(tmp_path: Path) -> AsyncIterator[LiveServer]:
     }
     async with live_server(cloning_engine(), **flags) as server:
         yield server
-        await server.freed()
 
 
 class Silent:

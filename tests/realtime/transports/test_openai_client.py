@@ -31,7 +31,6 @@ ENCODINGS = {
 async def live() -> AsyncIterator[LiveServer]:
     async with live_server(auth__api_keys=f"agent:{KEY}") as server:
         yield server
-        await server.freed()
 
 
 def client_of(live: LiveServer, key: str = KEY) -> openai.AsyncOpenAI:

@@ -41,7 +41,6 @@ PATH = "/v1/audio/voices"
 async def live(tmp_path: Path) -> AsyncIterator[LiveServer]:
     async with live_server(cloning_engine(), voices__folder=str(tmp_path)) as server:
         yield server
-        await server.freed()
 
 
 async def add(
@@ -356,7 +355,6 @@ async def vendors(tmp_path: Path) -> AsyncIterator[LiveServer]:
         store(server, "Narrator", "alice", "A warm low voice.")
         store(server, "guest", SHARED)
         yield server
-        await server.freed()
 
 
 def store(vendors: LiveServer, name: str, owner: str, description: str = "") -> None:
