@@ -3,7 +3,7 @@
 Random weights, every row at one context length, each stage in a graph of its own and timed by device events. On the CPU
 the same computations run eagerly, to test the program only.
 
-    python -m benchmarks.gpu_stages [--shape 1.7b] [--batch 1,64,256] [--context 256] [--profile 64] [--off draw,conv]
+    python -m benchmarks.gpu_stages [--shape 1.7b] [--batch 1,64,256] [--context 256] [--profile 64] [--off sample,conv]
 
 The last line is JSON.
 """
