@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import httpx2 as httpx
 import msgspec
@@ -149,6 +149,9 @@ class SpokenResponse(NamedTuple):
         return self.messages[-1]
 
 
+M = TypeVar("M")
+
+
 async def hear(client: NativeClient, response_id: str | None = None) -> SpokenResponse:
     """Everything up to the next ``response.done``, or that of one response."""
     messages = []
@@ -160,7 +163,7 @@ async def hear(client: NativeClient, response_id: str | None = None) -> SpokenRe
     raise AssertionError(f"closed with {client.close_code} after {messages}")
 
 
-async def next_of(client: NativeClient, kind: type[ev.ServerEvent] | type[ev.AudioMessage]) -> object:
+async def next_of(client: NativeClient, kind: type[M]) -> M:
     """The next message of this kind, whatever comes before it."""
     async with asyncio.timeout(WAIT_S):
         async for message in client:

@@ -165,7 +165,6 @@ async def test_responses_are_limited_by_key() -> None:
         await next_of(first, ev.ResponseCreated)
         await second.send(ev.ResponseCreate(response_id="r", text=TEXT))
         error = await next_of(second, ev.ErrorEvent)
-        assert isinstance(error, ev.ErrorEvent)
         assert (error.code, error.retryable, error.retry_after_ms) == ("limit_exceeded", True, 1_000)
 
 
@@ -177,7 +176,6 @@ async def test_a_key_can_have_a_limit_of_its_own(tmp_path: Path) -> None:
         for response_id in ("a", "b"):
             await client.send(ev.ResponseCreate(response_id=response_id, text=TEXT))
         error = await next_of(client, ev.ErrorEvent)
-        assert isinstance(error, ev.ErrorEvent)
         assert (error.code, error.response_id, error.message) == (
             "limit_exceeded", "b", "max_active_responses_per_key is 1")  # fmt: skip
 
@@ -216,13 +214,10 @@ async def test_a_draining_server_takes_nothing_new(live: LiveServer) -> None:
         assert (await http.post("/v1/audio/speech", json={"input": TEXT})).status_code == 503
         await client.send(ev.ResponseCreate(response_id="s", text=TEXT))
         refused = await next_of(client, ev.ErrorEvent)
-        assert isinstance(refused, ev.ErrorEvent)
         assert (refused.code, refused.retryable, refused.retry_after_ms) == ("draining", True, 1_000)
         done = await next_of(client, ev.ResponseDone)
-        assert isinstance(done, ev.ResponseDone)
         assert done.status == "completed"
         last = await next_of(client, ev.ErrorEvent)
-        assert isinstance(last, ev.ErrorEvent)
         assert last.code == "draining"
         with pytest.raises(StopAsyncIteration):
             await anext(client)

@@ -78,7 +78,6 @@ async def test_a_signal_drains_the_server_under_load(how: signal.Signals) -> Non
             await next_of(client, ev.AudioMessage)
         running.process.send_signal(how)
         last = await next_of(idle, ev.ErrorEvent)
-        assert isinstance(last, ev.ErrorEvent)
         assert (last.code, last.retryable) == ("draining", True)
         with pytest.raises(InvalidStatus) as refused:
             await open_session(running.url)
@@ -101,7 +100,6 @@ async def test_a_drain_has_an_end() -> None:
         await next_of(client, ev.ResponseCreated)
         running.process.terminate()
         last = await next_of(client, ev.ErrorEvent)
-        assert isinstance(last, ev.ErrorEvent)
         assert last.code == "draining"
         await client.aclose()
         assert (await running.ended())[0] == 0
@@ -116,7 +114,6 @@ async def test_a_second_ctrl_c_waits_for_nothing_that_is_spoken() -> None:
             running.process.send_signal(signal.SIGINT)
             await asyncio.sleep(0.2)
         last = await next_of(client, ev.ErrorEvent)
-        assert isinstance(last, ev.ErrorEvent)
         assert last.code == "draining"
         assert await close_code(client) == 1012
         await client.aclose()

@@ -120,7 +120,6 @@ async def test_settings_of_the_session_hold_for_later_replies(live: LiveServer) 
             )
         )
         updated = await next_of(client, ev.SessionUpdated)
-        assert isinstance(updated, ev.SessionUpdated)
         assert updated.settings.voice == "ben"
         spoken = await speak(client, TEXT)
     assert spoken.created.format.encoding == "mulaw"
@@ -134,7 +133,6 @@ async def test_a_flush_speaks_what_is_there_and_is_answered(live: LiveServer) ->
         )
         await client.send(ev.TextFlush(response_id="r"))
         flushed = await next_of(client, ev.TextFlushed)
-        assert isinstance(flushed, ev.TextFlushed)
         assert flushed.flush == 0
         assert flushed.end_sample > 0
         await client.send(ev.TextEnd(response_id="r"))
