@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks.speech_sources import TEACHERS, Pcm, Setting, Task, TeacherSource
 from engine.launch import EMBEDDED_VOICE
-from training.adversarial_finetune import load_finished
-from training.codec import Codec
+from training.codec import Codec, load_finished
 from training.settings import FRAME_SAMPLES, FULL_BAND, SAMPLE_RATE
 
 

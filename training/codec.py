@@ -1,8 +1,4 @@
-"""The codec's first two stages: autoencode with noise, then quantise.
-
-After them encoder and codebooks never change again, so the talker can start on the codes while the third stage
-(``sharpen.py``) still improves how they sound.
-"""
+"""The convolutional codec: autoencode with noise, then quantise. After that the talker can start on its codes."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -73,6 +70,13 @@ def load_codec(codec: Codec, folder: Path) -> None:
     load(codec.encoder, folder / "encoder.safetensors")
     load(codec.decoder, folder / "decoder.safetensors")
     load(codec.quantizer.phone_head, folder / "phone_head.safetensors")
+
+
+def load_finished(codec: Codec, encoder: Path, voice: Path) -> None:
+    """Load the encoder that was kept, and decoder and codebooks of the checkpoint folder ``voice``."""
+    load(codec.encoder, encoder)
+    state = load_file(voice / "speech_tokenizer" / "model.safetensors")
+    codec.decoder.load_state_dict({name.removeprefix("decoder."): value for name, value in state.items()})
 
 
 def copy_codec(source: Path, folder: Path) -> None:

@@ -46,12 +46,6 @@ def export(weights: Path, tokenizer: Path, folder: Path, settings: Settings) -> 
     _write_weights(weights / "decoder.safetensors", "decoder.", folder / "speech_tokenizer")
 
 
-def replace_decoder(voice: Path, decoder: Path, folder: Path) -> None:
-    """``folder`` becomes the checkpoint ``voice`` with another decoder; the talker stays."""
-    shutil.copytree(voice, folder, dirs_exist_ok=True)
-    _write_weights(decoder, "decoder.", folder / "speech_tokenizer")
-
-
 def _write_weights(source: Path, prefix: str, folder: Path) -> None:
     """One file where it fits, else numbered shards and their index."""
     shards: list[dict[str, Tensor]] = [{}]

@@ -1,7 +1,7 @@
 """The whole making of the voice on one machine and one clock.
 
-Synthesis runs in the background from the first second. The codec's first two stages come next; then its third stage
-and the talker share the GPU until the time is over. With ``--resume`` both go on from the weights in that folder.
+Synthesis runs in the background from the first second. The codec comes next, then the talker until the time is over.
+With ``--resume`` both go on from the weights in that folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from engine.models.qwen3_tts.config import Qwen3TTSConfig
 from engine.models.qwen3_tts.config import TextIds as PromptIds
 from engine.models.qwen3_tts.prompt import PromptBuilder
 from engine.models.qwen3_tts.talker import Talker
-from training.adversarial_finetune import AdversarialTrainer
 from training.checkpoints import load, say
 from training.codec import CODES_FIXED, Codec, CodecTrainer, copy_codec, load_codec
 from training.encode import EncodedSpeech
@@ -84,12 +83,8 @@ def train_codec(run: Run) -> None:
         (run.out / CODES_FIXED).touch()
         return
     speech = wait_for_speech(run.speech, cfg.max_audio_h, cfg.least_audio_h, run.device, run.settings.source_rate)
-    fresh_s = cfg.refine_s if run.resume else cfg.autoencode_s + cfg.quantise_s
-    cfg = replace(cfg, adversarial_s=max(0.0, run.left_s - fresh_s - cfg.closing_s))
-    say("codec", hours=round(speech.hours, 2), adversarial_s=round(cfg.adversarial_s))
-    codec = Codec(run.settings.sizes).to(run.device)
-    CodecTrainer(codec, speech, cfg, run.out).run(run.resume)
-    AdversarialTrainer(codec, speech, cfg, run.out).run()
+    say("codec", hours=round(speech.hours, 2))
+    CodecTrainer(Codec(run.settings.sizes).to(run.device), speech, cfg, run.out).run(run.resume)
     say("codec", done=True)
 
 
@@ -108,6 +103,7 @@ def train_talker(run: Run) -> None:
     model = TalkerInTraining(Talker(config.talker), cfg).to(run.device)
     if run.resume is not None:
         load(model.talker, run.resume / "talker.safetensors")
+        cfg = replace(cfg, learning_rate=cfg.resumed_learning_rate, warmup_steps=cfg.resumed_warmup_steps)
 
     taken = len(held_out)
 

@@ -54,45 +54,22 @@ class Sizes:
 class CodecTraining:
     autoencode_s: float = 80.0
     quantise_s: float = 170.0
-    # The pipeline gives what is left of its time.
-    adversarial_s: float = 1_200.0
     # When resumed: how long encoder and codebooks go on learning before they are fixed.
     refine_s: float = 330.0
     refining_rate: float = 6e-4
     batch: int = 96
     crop_frames: int = 20
-    adversarial_batch: int = 24
-    adversarial_crop_frames: int = 32
-    # Of those, frames before the scored ones, for the decoder's memory.
-    past_frames: int = 6
-    # And frames after them, for the encoder's look ahead.
-    future_frames: int = 2
-    # Of the steps, those that score crops from their first frame on, where a stream begins without a past.
-    begun_share: float = 0.25
     latent_noise: float = 0.05
     learning_rate: float = 8e-4
-    adversarial_learning_rate: float = 3e-4
-    critics_learning_rate: float = 3e-4
     phone_weight: float = 1.0
     commitment_weight: float = 0.25
-    adversarial_weight: float = 1.0
-    feature_weight: float = 2.0
     mel_weight: float = 15.0
-    hearing_weight: float = 30.0
-    seam_weight: float = 20.0
-    # Of the distance from what the decoder made of the same codes before the third stage.
-    former_weight: float = 0.0
-    discriminator_channels: int = 16
-    discriminator_warmup_steps: int = 100
     kmeans_latents: int = 200_000
     kmeans_rounds: int = 20
     silenced_share: float = 0.2
-    ema_decay: float = 0.998
     save_every_s: float = 90.0
     least_audio_h: float = 0.3
     max_audio_h: float = 120.0
-    # Kept free at the end.
-    closing_s: float = 25.0
     # Of the source-filter codec: its length, and of how many held-out sentences one is copied.
     graphed_s: float = 540.0
     every_sentence: int = 20
@@ -112,23 +89,26 @@ class TalkerTraining:
     # Chance that the tokenizer skips a merge in those.
     merge_dropout: float = 0.1
     max_offset_ms: int = 80
-    dropout: float = 0.1
+    dropout: float = 0.03
     max_corruption: float = 0.35
     random_share: float = 0.4
     phone_weight: float = 0.3
     learning_rate: float = 1.5e-3
     warmup_steps: int = 300
+    # When resumed: slower at first, while there is little speech.
+    resumed_learning_rate: float = 1e-3
+    resumed_warmup_steps: int = 2_000
     weight_decay: float = 0.05
     ema_decay: float = 0.999
     log_every_s: float = 20.0
     save_every_s: float = 120.0
-    refresh_every_s: float = 100.0
+    refresh_every_s: float = 30.0
     least_audio_h: float = 3.0
     max_audio_h: float = 400.0
     listen_sentences: int = 200
     listen_frames: int = 320
     # Kept free at the end, for listening.
-    closing_s: float = 30.0
+    closing_s: float = 40.0
 
 
 @dataclass(frozen=True)
@@ -185,9 +165,7 @@ TOY = Settings(
     codec=replace(
         CodecTraining(), autoencode_s=0.1, quantise_s=0.1, refine_s=0.1, graphed_s=0.2, every_sentence=100,
         batch=2, crop_frames=4,
-        adversarial_batch=2, adversarial_crop_frames=6, past_frames=1, future_frames=1,
-        discriminator_channels=2, discriminator_warmup_steps=1,
-        kmeans_latents=64, kmeans_rounds=2, max_audio_h=0.02, save_every_s=1.0, least_audio_h=0.001, closing_s=0.0,
+        kmeans_latents=64, kmeans_rounds=2, max_audio_h=0.02, save_every_s=1.0, least_audio_h=0.001,
     ),
     talker=replace(
         TalkerTraining(), train_s=2.0, frames_per_step=200, predictor_frames=50, warmup_steps=2,

@@ -14,8 +14,6 @@ from training.settings import SAMPLE_RATE
 # Flite's speech ends here; a mel loss above it would mostly compare silence.
 MAX_HZ = 8_000.0
 _HALF_WIDTH = 24
-# Of energy: -70 dB of full scale.
-FORMER_FLOOR = 1e-7
 
 
 @lru_cache
@@ -89,11 +87,3 @@ def envelope_loss(speech: Tensor, target: Tensor, max_hz: float) -> Tensor:
         total = total + F.l1_loss((filters @ ours + floor).log(), (filters @ theirs + floor).log())
         total = total + F.l1_loss((ours + floor).log(), (theirs + floor).log()) / 2
     return total / (len(_SCALES) - 1)
-
-
-def former_loss(speech: Tensor, former: Tensor) -> Tensor:
-    """How far [batch, n] is from speech with the same phases: of samples and of their second differences, as shares of
-    their energies, and of spectra."""
-    pairs = (speech, former), (speech.diff(n=2), former.diff(n=2))
-    shares = [(ours - theirs).square().mean(1) / (theirs.square().mean(1) + FORMER_FLOOR) for ours, theirs in pairs]
-    return torch.stack(shares).sum(0).mean() + spectral_loss(speech, former)

@@ -29,7 +29,6 @@ class Speech:
         self.device = device
         self.audio = torch.zeros(capacity, dtype=torch.int16, device=device)
         self.phones = torch.zeros(capacity // self.label_samples, dtype=torch.uint8, device=device)
-        self.speakers = torch.zeros_like(self.phones)
         self.label_starts: list[int] = []
         self.label_counts: list[int] = []
         self.voices: list[int] = []
@@ -60,17 +59,16 @@ class Speech:
             self.texts.append(self._store.text(position))
             at += count
         voices = self._store.records["voice"][first:last]
-        self._append(audio, phones, voices.repeat(counts))
+        self._append(audio, phones)
         self.label_counts += counts.tolist()
         self.voices += voices.tolist()
         return last - first
 
-    def _append(self, audio: np.ndarray, phones: np.ndarray, speakers: np.ndarray) -> None:
+    def _append(self, audio: np.ndarray, phones: np.ndarray) -> None:
         begin, end = self._num_labels, self._num_labels + len(phones)
         samples = slice(begin * self.label_samples, end * self.label_samples)
         self.audio[samples] = torch.from_numpy(audio).reshape(-1).to(self.device)
         self.phones[begin:end] = torch.from_numpy(phones).to(self.device)
-        self.speakers[begin:end] = torch.from_numpy(speakers).to(self.device)
         self._num_labels = end
 
     def crops(self, batch: int, num_labels: int) -> tuple[Tensor, Tensor]:
