@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from engine.api import ErrorInfo
@@ -46,6 +47,9 @@ class Dialect(ABC):
     # Options in the handshake. Unsupported formats refuse it; warnings are in the answer's headers.
     options: model.SpeechOptions | None = None
 
+    # State of each context that is open, by id.
+    _contexts: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(self, handshake: model.ClientHandshake) -> None:
         self.handshake = handshake
 
@@ -53,6 +57,11 @@ class Dialect(ABC):
     def subprotocol(self) -> str | None:
         """The subprotocol to accept of those that the client offered."""
         return next(iter(self.handshake.subprotocols), None)
+
+    @property
+    def open_contexts(self) -> Iterable[str]:
+        """Ids of the contexts whose state is held: all of them are open in the ``Conversation``."""
+        return self._contexts
 
     def headers(self) -> dict[str, str]:
         """Return headers of the answer to the handshake or request."""

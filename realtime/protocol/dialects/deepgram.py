@@ -127,7 +127,7 @@ class DeepgramDialect(Dialect):
         super().__init__(handshake)
         self.options = parse_options(handshake.query, socket_format(handshake.query))
         self._model = handshake.query.get("model") or "default"
-        self._turns: dict[str, DeepgramTurn] = {}
+        self._contexts: dict[str, DeepgramTurn] = {}
         self._num_turns = 0
         self._num_answers = 0
 
@@ -193,11 +193,11 @@ class DeepgramDialect(Dialect):
         context = self._open_turn
         if context is None:
             context = yield from self._begin_turn()
-        self._turns[context].flushed = True
+        self._contexts[context].flushed = True
         yield model.EndContext(context)
 
     def _clear(self) -> Iterator[model.DialectCommand]:
-        for context, turn in self._turns.items():
+        for context, turn in self._contexts.items():
             turn.cleared = True
             yield model.CancelContext(context)
         yield self._answer("Cleared")
@@ -211,19 +211,19 @@ class DeepgramDialect(Dialect):
     @property
     def _open_turn(self) -> str | None:
         """The turn that text goes to."""
-        context, turn = next(reversed(self._turns.items()), (None, None))
+        context, turn = next(reversed(self._contexts.items()), (None, None))
         return None if turn is None or turn.flushed or turn.cleared else context
 
     def _begin_turn(self) -> Generator[model.DialectCommand, None, str]:
         context = str(self._num_turns)
         self._num_turns += 1
-        self._turns[context] = DeepgramTurn()
+        self._contexts[context] = DeepgramTurn()
         assert self.options is not None
         yield model.OpenContext(context, self.options)
         return context
 
     def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        turn = self._turns.pop(event.context)
+        turn = self._contexts.pop(event.context)
         if turn.cleared:
             return
         if (error := event.failure) is not None:

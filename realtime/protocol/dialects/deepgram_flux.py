@@ -80,7 +80,7 @@ class DeepgramFluxDialect(Dialect):
         if not handshake.query.get("model"):
             raise RemoteProtocolError("invalid_request", "model is missing", "model")
         self.options = parse_options(handshake.query, socket_format(handshake.query))
-        self._turns: dict[str, FluxTurn] = {}
+        self._contexts: dict[str, FluxTurn] = {}
         # The last that ended; the listener may still hear it.
         self._last: tuple[str, FluxTurn] | None = None
         self._num_turns = 0
@@ -121,7 +121,7 @@ class DeepgramFluxDialect(Dialect):
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
             case model.ContextAudio():
-                self._turns[event.context].audio_ms = event.end_ms
+                self._contexts[event.context].audio_ms = event.end_ms
                 yield model.SendMessage(event.data)
             case model.ContextEnded():
                 yield from self._end(event)
@@ -150,7 +150,7 @@ class DeepgramFluxDialect(Dialect):
     @property
     def _open_turn(self) -> str | None:
         """The turn that text goes to."""
-        context, turn = next(reversed(self._turns.items()), (None, None))
+        context, turn = next(reversed(self._contexts.items()), (None, None))
         return None if turn is None or turn.flushed or turn.dropped else context
 
     def _append(self, text: str) -> Iterator[model.DialectCommand]:
@@ -160,18 +160,18 @@ class DeepgramFluxDialect(Dialect):
                 return
             context = str(self._num_turns)
             self._num_turns += 1
-            self._turns[context] = FluxTurn(f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns:04x}")
+            self._contexts[context] = FluxTurn(f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns:04x}")
             assert self.options is not None
             yield model.OpenContext(context, self.options)
             yield from self._announce()
-        if context in self._turns:
-            self._turns[context].num_chars += len(text)
+        if context in self._contexts:
+            self._contexts[context].num_chars += len(text)
             self._num_chars += len(text)
         yield model.AppendText(context, text)
 
     def _announce(self) -> Iterator[model.DialectCommand]:
         """The turn whose time has come: what was said of the one before has been told."""
-        turn = next(iter(self._turns.values()), None)
+        turn = next(iter(self._contexts.values()), None)
         if turn is not None and not turn.started:
             turn.started, turn.start_ms = True, self._played_ms
             yield self._send("SpeechStarted", speech_id=turn.speech_id)
@@ -181,7 +181,7 @@ class DeepgramFluxDialect(Dialect):
         if context is None:
             yield self._warn("NO_ACTIVE_SPEECH", "there is no turn to flush")
             return
-        turn = self._turns[context]
+        turn = self._contexts[context]
         turn.flushed = True
         yield self._send("Flushed", speech_id=turn.speech_id)
         yield model.EndContext(context)
@@ -189,7 +189,7 @@ class DeepgramFluxDialect(Dialect):
     def _finish(self) -> Iterator[model.DialectCommand]:
         context = self._open_turn
         if context is not None:
-            self._turns[context].flushed = True
+            self._contexts[context].flushed = True
             yield model.EndContext(context)
         yield model.FinishContexts()
 
@@ -207,9 +207,9 @@ class DeepgramFluxDialect(Dialect):
         yield self._send("ConfigureSuccess", applied={"speed": self.options.speed})
 
     def _interrupt(self, offset: FluxOffset | None) -> Iterator[model.DialectCommand]:
-        if any(turn.interrupted for turn in self._turns.values()):
+        if any(turn.interrupted for turn in self._contexts.values()):
             yield self._warn("INTERRUPT_IN_PROGRESS", "an interruption is at work")
-        elif not self._turns and self._last is None:
+        elif not self._contexts and self._last is None:
             yield self._warn("NO_AUDIO_GENERATED", "nothing was spoken yet")
         elif offset is not None and not offset.value >= self._min_offset_ms:  # nor NaN, which is below nothing
             description = f"playback_offset must be at least {self._min_offset_ms:.0f}, is {offset.value:.0f}"
@@ -221,11 +221,11 @@ class DeepgramFluxDialect(Dialect):
     @property
     def _sent_ms(self) -> float:
         """Return the duration of all audio sent, the maximum that was played."""
-        return self._played_ms + sum(turn.audio_ms for turn in self._turns.values())
+        return self._played_ms + sum(turn.audio_ms for turn in self._contexts.values())
 
     def _truncate(self, offset_ms: float | None) -> Iterator[model.DialectCommand]:
-        if self._turns:
-            (context, turn), *waiting = self._turns.items()
+        if self._contexts:
+            (context, turn), *waiting = self._contexts.items()
             turn.interrupted, turn.offset_ms = True, offset_ms
             for _, later in waiting:
                 later.dropped = True
@@ -238,7 +238,7 @@ class DeepgramFluxDialect(Dialect):
             yield model.QueryHeard(context, _since(turn, offset_ms))
 
     def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        turn = self._turns.pop(event.context)
+        turn = self._contexts.pop(event.context)
         if turn.dropped or not turn.started:
             if event.error is not None and not turn.dropped:
                 yield self._error(event.error)

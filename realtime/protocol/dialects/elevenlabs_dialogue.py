@@ -63,6 +63,10 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         self._fills = is_true(handshake.query.get("sync_alignment"))
         self._numbers = itertools.count()
 
+    @property
+    def open_contexts(self) -> Iterator[str]:
+        return (part for spoken in self._contexts.values() for part in spoken.parts)
+
     def _begins(self, parsed: ElevenLabsMessage) -> bool:
         return bool(parsed.voices or parsed.inputs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,10 @@ class OpenAIConversation:
     def speaking(self) -> OpenAIResponse | None:
         """The reply that the conversation waits for."""
         return next((reply for reply in self._replies.values() if reply.in_conversation), None)
+
+    @property
+    def open_contexts(self) -> Iterable[str]:
+        return self._replies
 
     def reply(self, context: str) -> OpenAIResponse | None:
         return self._replies.get(context)

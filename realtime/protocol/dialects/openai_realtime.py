@@ -8,7 +8,7 @@ Token by token: ``input_text_buffer.append`` with ``delta`` begins a response an
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from engine.api import ErrorInfo
@@ -47,6 +47,10 @@ class OpenAIRealtimeDialect(Dialect):
         self._is_beta = is_beta(handshake)
         self._num_events = 0
         self._client_event: str | None = None
+
+    @property
+    def open_contexts(self) -> Iterable[str]:
+        return self._conversation.open_contexts
 
     def start(self) -> Iterator[model.DialectCommand]:
         yield self._send("session.created", session=self._session)

@@ -69,7 +69,7 @@ class RimeWs3Dialect(Dialect):
             format=model.RequestedFormat(encoding, integer(query, "samplingRate") or rate),
             word_times=True,
         )
-        self._lines: dict[str, RimeGeneration] = {}
+        self._contexts: dict[str, RimeGeneration] = {}
         self._num_lines = 0
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
@@ -107,32 +107,32 @@ class RimeWs3Dialect(Dialect):
 
     def _open(self, context_id: str | None) -> list[str]:
         """Lines that still take text: those of a context, or all."""
-        lines = self._lines.items()
+        lines = self._contexts.items()
         return [name for name, line in lines if not line.ended and context_id in (None, line.context_id)]
 
     def _append(self, text: str, context_id: str | None) -> Iterator[model.DialectCommand]:
-        lines = [name for name in self._open(None) if self._lines[name].context_id == context_id]
+        lines = [name for name in self._open(None) if self._contexts[name].context_id == context_id]
         name = lines[-1] if lines else str(self._num_lines)
         if not lines:
             self._num_lines += 1
-            self._lines[name] = RimeGeneration(context_id)
+            self._contexts[name] = RimeGeneration(context_id)
             assert self.options is not None
             yield model.OpenContext(name, self.options)
         yield model.AppendText(name, text)
 
     def _flush(self, context_id: str | None) -> Iterator[model.DialectCommand]:
         for name in self._open(context_id):
-            self._lines[name].ended = True
+            self._contexts[name].ended = True
             yield model.EndContext(name)
 
     def _clear(self, context_id: str | None) -> Iterator[model.DialectCommand]:
-        lines = [name for name, line in self._lines.items() if context_id in (None, line.context_id)]
+        lines = [name for name, line in self._contexts.items() if context_id in (None, line.context_id)]
         for name in reversed(lines):
-            self._lines[name].ended = self._lines[name].cleared = True
+            self._contexts[name].ended = self._contexts[name].cleared = True
             yield model.CancelContext(name)
 
     def _timestamps(self, event: model.ContextWords) -> model.SendMessage:
-        line = self._lines[event.context]
+        line = self._contexts[event.context]
         base_ms = 0.0 if self._absolute else line.base_ms
         line.base_ms = event.words[-1].end_ms
         times = {
@@ -143,12 +143,12 @@ class RimeWs3Dialect(Dialect):
         return self._send("timestamps", event.context, word_timestamps=times)
 
     def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        if event.context not in self._lines:
+        if event.context not in self._contexts:
             return
         if (error := event.failure) is not None:
             yield self._send("error", event.context, message=error.message)
         yield self._send("done", event.context)
-        del self._lines[event.context]
+        del self._contexts[event.context]
 
     def _send(self, kind: str, name: str, **fields: Any) -> model.SendMessage:
-        return model.SendMessage(dump(type=kind, **fields, contextId=self._lines[name].context_id))
+        return model.SendMessage(dump(type=kind, **fields, contextId=self._contexts[name].context_id))

@@ -119,7 +119,7 @@ class VllmOmniDialect(Dialect):
         super().__init__(handshake)
         self._config = VllmOmniConfig()
         # Utterances in order; text goes to the last one while it is ``_writing``.
-        self._utterances: dict[str, VllmOmniUtterance] = {}
+        self._contexts: dict[str, VllmOmniUtterance] = {}
         self._writing: str | None = None
         self._num_utterances = 0
 
@@ -146,7 +146,7 @@ class VllmOmniDialect(Dialect):
             case model.ContextAudio():
                 yield from self._send_audio(event)
             case model.ContextWords():
-                fields = self._utterances[event.context].words
+                fields = self._contexts[event.context].words
                 fields += [
                     {"word": word.text, "start_ms": word.start_ms, "end_ms": word.end_ms} for word in event.words
                 ]
@@ -169,9 +169,9 @@ class VllmOmniDialect(Dialect):
         if self._writing is None:
             self._writing = str(self._num_utterances)
             self._num_utterances += 1
-            self._utterances[self._writing] = VllmOmniUtterance(self._config)
+            self._contexts[self._writing] = VllmOmniUtterance(self._config)
             yield model.OpenContext(self._writing, self._config.to_options)
-        utterance = self._utterances.get(self._writing)
+        utterance = self._contexts.get(self._writing)
         if utterance is None:
             return
         if not utterance.started:
@@ -187,14 +187,14 @@ class VllmOmniDialect(Dialect):
             yield from self._write("")
         context, self._writing = self._writing, None
         assert context is not None
-        utterance = self._utterances.get(context)
+        utterance = self._contexts.get(context)
         if utterance is not None and utterance.config.split_granularity == "none":
             yield model.AppendText(context, utterance.text, last=True)
         else:
             yield model.EndContext(context)
 
     def _send_audio(self, event: model.ContextAudio) -> Iterator[model.DialectCommand]:
-        utterance = self._utterances[event.context]
+        utterance = self._contexts[event.context]
         utterance.num_bytes += len(event.data)
         if not utterance.config.stream_audio:
             utterance.audio.append(event.data)
@@ -206,7 +206,7 @@ class VllmOmniDialect(Dialect):
             yield model.SendMessage(event.data)
 
     def _start(self, context: str) -> Iterator[model.DialectCommand]:
-        utterance = self._utterances[context]
+        utterance = self._contexts[context]
         if not utterance.started:
             utterance.started = True
             kind = utterance.config.response_format
@@ -216,7 +216,7 @@ class VllmOmniDialect(Dialect):
     def _chunk(
         self, context: str, data: bytes, start_ms: float, end_ms: float, words: list[dict[str, Any]] | None
     ) -> model.SendMessage:
-        utterance = self._utterances[context]
+        utterance = self._contexts[context]
         number, utterance.num_chunks = utterance.num_chunks, utterance.num_chunks + 1
         return self._send(
             "audio.chunk",
@@ -230,7 +230,7 @@ class VllmOmniDialect(Dialect):
         )
 
     def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        utterance = self._utterances.get(event.context)
+        utterance = self._contexts.get(event.context)
         if utterance is None:
             return
         spoken = utterance.num_bytes > 0
@@ -246,7 +246,7 @@ class VllmOmniDialect(Dialect):
             fields = {"total_bytes": utterance.num_bytes, "error": error is not None}
             yield self._send("audio.done", **self._place(event.context), **fields)
         yield self._send("session.done", utterance_index=int(event.context), total_sentences=int(utterance.started))
-        self._utterances.pop(event.context)
+        self._contexts.pop(event.context)
         if self._writing == event.context:
             self._writing = None
 

@@ -26,7 +26,7 @@ class MqttSessionDialect(Dialect):
         # The reply that text goes to.
         self._writing: str | None = None
         # Replies that have not ended.
-        self._lines: dict[str, ReplyCounters] = {}
+        self._contexts: dict[str, ReplyCounters] = {}
         self._next_seq = 0
         # Messages were lost: what follows, up to the end of that text, makes no sense.
         self._torn = False
@@ -73,7 +73,7 @@ class MqttSessionDialect(Dialect):
     def _begin(self) -> Iterator[model.DialectCommand]:
         assert self.options is not None
         self._writing = str(self._num_replies)
-        self._lines[self._writing] = ReplyCounters(self._num_replies)
+        self._contexts[self._writing] = ReplyCounters(self._num_replies)
         self._num_replies += 1
         yield model.OpenContext(self._writing, self.options)
 
@@ -90,10 +90,10 @@ class MqttSessionDialect(Dialect):
 
     def _cancel(self, played_ms: float | None) -> Iterator[model.DialectCommand]:
         self._writing, self._torn = None, False
-        if not self._lines and self._last is not None:
+        if not self._contexts and self._last is not None:
             yield model.QueryHeard(self._last, played_ms)
-        speaking = next(iter(self._lines), None)
-        for context in reversed(list(self._lines)):  # those that wait first: none begins because another was stopped
+        speaking = next(iter(self._contexts), None)
+        for context in reversed(list(self._contexts)):  # those that wait first: none begins because another was stopped
             yield model.CancelContext(context, played_ms if context == speaking else None)
 
     def _abort(self, seq: int) -> Iterator[model.DialectCommand]:
@@ -108,11 +108,11 @@ class MqttSessionDialect(Dialect):
             case model.ContextOpened():
                 yield _send(messages.MqttStarted(reply=int(event.context), warnings=event.warnings))
             case model.ContextAudio():
-                yield from map(model.SendMessage, self._lines[event.context].audio(event))
+                yield from map(model.SendMessage, self._contexts[event.context].audio(event))
             case model.ContextWords():
                 yield _send(messages.MqttWordMarks(reply=int(event.context), words=tuple(map(_mark, event.words))))
             case model.ContextFlushed():
-                yield _send(self._lines[event.context].seg_done(event.end_ms))
+                yield _send(self._contexts[event.context].seg_done(event.end_ms))
             case model.ContextEnded():
                 yield from self._ended(event)
             case model.HeardReported():
@@ -124,7 +124,7 @@ class MqttSessionDialect(Dialect):
                 yield model.CloseConnection(1000, "close")
 
     def _ended(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        line = self._lines.pop(event.context)
+        line = self._contexts.pop(event.context)
         self._last = event.context
         if self._writing == event.context:  # it failed: the rest of its text is dropped
             self._writing, self._torn = None, event.status == "failed"

@@ -17,7 +17,6 @@ from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.deepgram import DeepgramDialect
 from realtime.protocol.dialects.elevenlabs import ElevenLabsMultiStream
-from realtime.protocol.dialects.elevenlabs_dialogue import ElevenLabsDialogue
 from realtime.protocol.dialects.inworld import InworldDialect
 from realtime.protocol.dialects.openai_common import is_beta
 from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS, MAX_PARTS, MAX_TOTAL_PARTS
@@ -252,17 +251,12 @@ def play_at_random(wire: DialectRoute, seed: int, num_messages: int) -> None:
             told = ErrorInfo(code=error.code, message=str(error))
             shell.carry_out(list(shell.dialect.send_error(told, None if shell.dialect.forgiving else 1008)))
         shell.live()
-        check_nothing_is_kept(shell)
+        check_contexts_are_open(shell)
 
 
-def check_nothing_is_kept(shell: Shell) -> None:
-    """A dialect remembers the contexts that are open, and no others."""
-    if isinstance(shell.dialect, ElevenLabsDialogue):
-        parts = {part for spoken in shell.dialect._contexts.values() for part in spoken.parts}
-        assert parts == set(shell.open) or (shell.num_closed and not parts)
-        return
-    for name in ("_contexts", "_turns", "_utterances", "_lines"):
-        assert set(getattr(shell.dialect, name, {})) <= set(shell.open)
+def check_contexts_are_open(shell: Shell) -> None:
+    left = set(shell.dialect.open_contexts) - set(shell.open)
+    assert not left, f"{type(shell.dialect).__name__} holds state of contexts that have ended: {left}"
 
 
 def named(wire: DialectRoute) -> str:

@@ -67,7 +67,7 @@ def play(seed: int, num_messages: int) -> int:
         except RemoteProtocolError as error:
             shell.carry_out(list(shell.dialect.send_error(ErrorInfo(code=error.code, message=str(error)), None)))
         shell.live()
-        assert set(shell.dialect._lines) <= set(shell.open), f"message {number}"
+        assert set(shell.dialect.open_contexts) <= set(shell.open), f"message {number}"
     return num_sessions
 
 
