@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.api import SAMPLING_RANGES, SamplingParams
 from realtime.config import LimitSettings
 from realtime.errors import MEANINGS, RULES, CloseCode, ErrorRule, LocalProtocolError, RemoteProtocolError
 from realtime.protocol import native
+from realtime.protocol.dialects.vllm_omni import SPEECH_FIELDS, VllmOmniMessage
 from realtime.protocol.events import (
     AudioKind,
     ClientEvent,
@@ -39,9 +41,12 @@ from realtime.protocol.transitions import (
     SessionState,
     SessionStateMachine,
 )
+from realtime.speech_api.request import SpeechRequestBody
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 PAGE = (REFERENCE / "native-protocol.md").read_text()
+SPEECH_API = (REFERENCE / "speech-api.md").read_text()
+MODELS = (REFERENCE.parent / "design" / "models.md").read_text()
 ERRORS = (REFERENCE / "errors.md").read_text()
 
 
@@ -104,8 +109,36 @@ def test_every_setting_has_a_row(name: str) -> None:
     assert row_of(name)
 
 
-def test_sampling_is_reported() -> None:
-    assert all(f"`{name}`" in row_of("sampling") for name in NativeSamplingOptions.__struct_fields__)
+def shown_range(name: str) -> str:
+    low, high = SAMPLING_RANGES[name]
+    least = "above 0" if 0 < low < 1 else f"{low:,g}"
+    return f"{least} to " + ("2^64 - 1" if high == 2**64 - 1 else f"{high:,.0f}")
+
+
+@pytest.mark.parametrize("name", NativeSamplingOptions.__struct_fields__)
+def test_sampling_option_has_a_row_with_its_range(name: str) -> None:
+    expected = shown_range(name) if name in SAMPLING_RANGES else ""
+    assert row_of(name).startswith(f"| `{name}` | {expected}")
+
+
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+def test_models_page_has_a_row_for_each_sampling_parameter(name: str) -> None:
+    expected = shown_range(name) if name in SAMPLING_RANGES else ""
+    assert row_of(name, MODELS).startswith(f"| `{name}` | {expected}")
+
+
+def test_wires_take_every_sampling_parameter() -> None:
+    params = set(SamplingParams.__struct_fields__)
+    assert {*NativeSamplingOptions.__struct_fields__, "seed"} == params  # the seed is a setting beside them
+    assert params <= set(SpeechRequestBody.__struct_fields__)
+    [sampling] = re.findall(r"## Sampling and layout\n(.*?)\n## ", SPEECH_API, re.DOTALL)
+    assert {name for name in params if f"`{name}`" not in sampling} == set()
+
+
+def test_vllm_omni_takes_the_speech_api_fields() -> None:
+    """All fields but those that a message of this wire has itself, and those of the answer's format."""
+    own = {*VllmOmniMessage.__struct_fields__, "input", "sample_rate", "bitrate", "stream", "stream_format"}
+    assert set(SpeechRequestBody.__struct_fields__) - own == SPEECH_FIELDS
 
 
 @pytest.mark.parametrize(("code", "rule"), RULES.items())
