@@ -164,7 +164,7 @@ def bodies() -> Iterator[dict[str, Any]]:
 
 def test_bodies_of_every_code_are_as_recorded() -> None:
     recorded = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
-    assert list(bodies()) == recorded
+    assert list(bodies()) == recorded, "if this change is meant: python -m tests.realtime.test_errors"
 
 
 if __name__ == "__main__":

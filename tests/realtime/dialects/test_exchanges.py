@@ -36,7 +36,8 @@ def test_every_dialect_has_an_exchange_with_audio() -> None:
         [[head, *steps]] = read_exchanges(path)
         if any(step.get("event", [""])[0] == "ContextAudio" and step["intents"] for step in steps):
             with_audio.add(wire_of(head).dialect)
-    assert with_audio == {wire.dialect for wire in DIALECT_ROUTES}
+    without = {wire.dialect.__name__ for wire in DIALECT_ROUTES if wire.dialect not in with_audio}
+    assert not without, "record one for each: tests/realtime/dialects/record_exchanges.py says how"
 
 
 @pytest.mark.parametrize("wire", DIALECT_ROUTES, ids=lambda wire: f"{wire.path} {wire.transport}")
