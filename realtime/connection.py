@@ -12,7 +12,7 @@ from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RequestRefused, rule_for
 from realtime.protocol import model
 from realtime.server import SpeechServer
-from realtime.transports.transport import MessageReader, MessageTransport, ResponseAborted, check_size
+from realtime.transports.transport import MessageTransport, ResponseAborted, check_size
 from sessions.clock import WakeEvent, is_due, now_s
 
 log = logging.getLogger("voicewire.connection")
@@ -21,6 +21,8 @@ log = logging.getLogger("voicewire.connection")
 CLOSE_GRACE_S = 0.5
 # Unwritten messages at which the connection stops reading its client.
 MAX_PENDING_MESSAGES = 64
+# Messages read per loop iteration, so that a client that sends faster than is read does not delay others.
+YIELD_EVERY_MESSAGES = 50
 # Events written per loop iteration, so that a flood of flushes does not delay other connections.
 YIELD_EVERY_EVENTS = 50
 
@@ -124,8 +126,11 @@ class Connection(ABC):
             await self._close_on_internal_error()
 
     async def _read(self) -> None:
-        reader = MessageReader(self._link)
-        while (message := await reader.receive()) is not None:
+        num_messages = 0
+        while (message := await self._link.receive()) is not None:
+            num_messages += 1
+            if num_messages % YIELD_EVERY_MESSAGES == 0:
+                await asyncio.sleep(0)
             while len(self._messages) >= MAX_PENDING_MESSAGES and not self._is_written:
                 await self._has_room.wait()
             if self._close_reason is None and not self._is_written:

@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -57,10 +57,6 @@ EXTENSION = "voicewire.line"
 WRITE_GRACE_S = 2.0
 # Media type and headers of the answer.
 Head = tuple[str, dict[str, str]]
-# Messages that are read per loop iteration.
-YIELD_EVERY_MESSAGES = 50
-M = TypeVar("M", bound=str | bytes)
-M_co = TypeVar("M_co", bound=str | bytes, covariant=True)
 
 
 class MessageTransport(ABC):
@@ -229,28 +225,6 @@ class HttpTransport(MessageTransport):
         raw = [(b"content-type", media_type.encode())]
         raw += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self._raw_send({"type": "http.response.start", "status": 200, "headers": raw})
-
-
-class MessageSource(Protocol[M_co]):
-    async def receive(self) -> M_co | None:
-        """The next message; ``None`` once the line is closed by either side."""
-        ...
-
-
-class MessageReader(Generic[M]):
-    """Hold the messages of one connection. A client that sends faster than is read does not delay others."""
-
-    def __init__(self, line: MessageSource[M]) -> None:
-        self._line = line
-        self._num_messages = 0
-
-    async def receive(self) -> M | None:
-        """The next message; ``None`` once the line is closed by either side."""
-        message = await self._line.receive()
-        self._num_messages += 1
-        if self._num_messages % YIELD_EVERY_MESSAGES == 0:
-            await asyncio.sleep(0)
-        return message
 
 
 def check_size(message: str | bytes, max_message_bytes: int) -> None:
