@@ -7,6 +7,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Self
 
 from msgspec import structs
 
@@ -14,17 +15,58 @@ from realtime.auth import LOCAL, Principal
 from realtime.config import ConfigError
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
-from realtime.transports.audiosocket import WRITE_BUFFER_BYTES, AudioSocketTransport
 from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
-from realtime.transports.transport import WRITE_GRACE_S
+from realtime.transports.transport import WRITE_GRACE_S, MessageTransport
 
 log = logging.getLogger("voicewire.port")
 
 READ_BYTES = 65_536
+WRITE_BUFFER_BYTES = 16_384
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class TcpStreamTransport(AudioSocketTransport):
+class TcpTransport(MessageTransport):
+    """Writes to a TCP connection. Subclasses receive."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, write_timeout_s: float, close_timeout_s: float
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._write_timeout_s, self._close_timeout_s = write_timeout_s, close_timeout_s
+        self._closed = False
+
+    @classmethod
+    def from_server(cls, server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Self:
+        writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        config = server.config
+        return cls(reader, writer, config.limits.reader_timeout_s + WRITE_GRACE_S, config.listen.close_timeout_s)
+
+    async def write(self, message: str | bytes) -> None:
+        self._writer.write(message if isinstance(message, bytes) else message.encode())
+
+    async def close(self, code: int, reason: str = "") -> None:
+        if await self.writable():
+            self._closed = True
+            self._writer.close()
+            # what is not sent yet is not waited for without end: until it is, nothing would be received either
+            asyncio.get_running_loop().call_later(self._close_timeout_s, self._writer.transport.abort)
+
+    async def writable(self) -> bool:
+        if self._closed:
+            return False
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._writer.drain()
+        except TimeoutError:
+            log.info("closed unresponsive connection", extra={"code": "slow_reader"})
+            self._closed = True
+            self._writer.transport.abort()
+        except OSError:
+            self._closed = True
+        return not (self._closed or self._writer.transport.is_closing())
+
+
+class TcpStreamTransport(TcpTransport):
     """Messages are whatever has come, so much at most."""
 
     max_bytes = READ_BYTES
@@ -43,11 +85,8 @@ class TcpStreamTransport(AudioSocketTransport):
 def create_stream_transport(
     server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> TcpStreamTransport:
-    config = server.config
-    writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-    timeout_s = config.limits.reader_timeout_s + WRITE_GRACE_S
-    link = TcpStreamTransport(reader, writer, timeout_s, config.listen.close_timeout_s)
-    link.max_bytes = min(READ_BYTES, config.limits.max_message_bytes)
+    link = TcpStreamTransport.from_server(server, reader, writer)
+    link.max_bytes = min(READ_BYTES, server.config.limits.max_message_bytes)
     return link
 
 
