@@ -24,7 +24,7 @@ from realtime.resumption import FINAL_CLOSE_CODES, ResumableState, resume_refuse
 from realtime.server import SpeechServer
 from realtime.setting_mapping import wire_settings
 from realtime.speech_api.speech_job import merge_fields, override_settings
-from realtime.transports.http_routes import refusal_headers
+from realtime.transports.http_routes import WARNING_HEADER, refusal_headers
 from realtime.transports.transport import HttpTransport, MessageTransport
 from sessions.session import Session
 from sessions.validation import check_format
@@ -32,8 +32,6 @@ from sessions.voices.lookup import find_voice
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.connection")
-
-WARNING = "X-Voicewire-Warning"
 
 
 class DialectConnection(Connection):
@@ -92,7 +90,7 @@ class DialectConnection(Connection):
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the answer to the handshake or request."""
-        warning = {WARNING: "; ".join(self._warnings)} if self._warnings else {}
+        warning = {WARNING_HEADER: "; ".join(self._warnings)} if self._warnings else {}
         return printable(self._dialect.headers() | warning)
 
     @property

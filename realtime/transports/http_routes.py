@@ -21,6 +21,8 @@ from realtime.config import ServerConfig
 from realtime.errors import RequestRefused, http_status, openai_error
 from realtime.server import SpeechServer
 
+# What was left out or replaced in a request that is served.
+WARNING_HEADER = "X-Voicewire-Warning"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

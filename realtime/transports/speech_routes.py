@@ -20,7 +20,7 @@ from realtime.errors import RequestRefused, http_status, openai_error
 from realtime.server import SpeechServer
 from realtime.speech_api.request import Delivery, SpeechRequestBody, parse_body
 from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_response, usage, usage_headers
-from realtime.transports.http_routes import server_of
+from realtime.transports.http_routes import WARNING_HEADER, server_of
 from realtime.transports.transport import ClientLeft, ResponseAborted, cancel_on_disconnect, client_disconnected
 from sessions.audio.formats.registry import stream_encoder
 from sessions.audio.wav import finalize_file
@@ -33,7 +33,6 @@ from sessions.session import Session
 log = logging.getLogger("voicewire.speech")
 
 Parsed = TypeVar("Parsed")
-VOICE_WARNING = "X-Voicewire-Warning"
 # Maximum size of a body that is parsed on the event loop.
 MAX_INLINE_BYTES = 65_536
 # No JSON has more values than these and one; a recording in base64 has one of them.
@@ -87,7 +86,7 @@ async def _answered(body: SpeechRequestBody, server: SpeechServer, caller: Princ
 
 
 async def _answer(order: SpeechJob, session: Session, room: ByteBudget, metrics: Metrics) -> Response:
-    headers = {VOICE_WARNING: order.warning} if order.warning else {}
+    headers = {WARNING_HEADER: order.warning} if order.warning else {}
     if order.delivery is Delivery.COMPLETE:
         data, done = await speak_whole(order, session, room, metrics)
         session.detach()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine.api import FinishReason
-from realtime.transports.speech_routes import VOICE_WARNING
+from realtime.transports.http_routes import WARNING_HEADER
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import QUICK, LiveServer, live_server, until
 
@@ -57,7 +57,7 @@ async def test_default_format_is_a_setting(name: str, media_type: str) -> None:
 async def test_wav_of_unknown_length_in_stream(live: LiveServer) -> None:
     status, headers, content = await post(live, model="tts-1", voice="ada", response_format="wav")
     assert (status, headers["content-type"]) == (200, "audio/wav")
-    assert VOICE_WARNING.lower() not in headers
+    assert WARNING_HEADER.lower() not in headers
     assert (content[:4], content[8:12]) == (b"RIFF", b"WAVE")
     assert struct.unpack_from("<HHIIHH", content, 20) == (1, 1, 24_000, 48_000, 2, 16)
     pcm = np.frombuffer(content[44:], "<i2")
@@ -83,7 +83,7 @@ async def test_unknown_voice_becomes_default_with_warning(live: LiveServer) -> N
     for voice in ("alloy", {"id": "voice_1234"}):
         status, headers, _ = await post(live, voice=voice)
         assert status == 200
-        assert "unknown" in headers[VOICE_WARNING.lower()]
+        assert "unknown" in headers[WARNING_HEADER.lower()]
     assert (await post(live, voice={"id": "ben"}))[0] == 200
     assert [request.voice for request in live.engine.requests] == [None, None, "ben"]
 
@@ -95,7 +95,7 @@ async def test_unsupported_instructions_are_dropped_with_warning(voice: str) -> 
         body = {"model": "gpt-4o-mini-tts", "voice": voice, "instructions": "Speak in a cheerful and positive tone."}
         status, headers, _ = await post(live, **body)
         assert status == 200
-        warnings = headers[VOICE_WARNING.lower()].split("; ")
+        warnings = headers[WARNING_HEADER.lower()].split("; ")
         assert warnings[-1] == "this model takes no instructions, they are left out"
         assert len(warnings) == (1 if voice == "ada" else 2)
         assert live.engine.requests[-1].instruct == ""
