@@ -1,0 +1,147 @@
+"""Measure how fast sessions resume after their connections are lost, and what listeners miss.
+
+    python -m benchmarks.resume [--sessions 50] [--cuts 4] [--grace 30]
+
+The server is a process of its own with the fake engine; replies are PCM at 16 kHz with a lead of 2 s. Each client
+resets its connection at random moments and resumes on another. Reported are the milliseconds from the opened
+connection to ``session.resumed`` and to the first new audio, silence by the client's clock, and samples that were lost
+or repeated with other content. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from realtime.client import NativeClient, open_session
+from realtime.protocol import events as ev
+from tests.realtime.server_process import server
+
+TEXT = "One two three four five six seven eight nine ten. " * 12
+SCRIPT = {"ms_per_char": 40.0, "first_chunk_s": 0.02, "real_time_factor": 0.1}
+SETTINGS = ev.NativeSpeechSettings(format=ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=16_000), lead_ms=2_000)
+RATE = 16_000
+# Seconds between the cuts of one client.
+MIN_CUT_S, MAX_CUT_S = 1.0, 5.0
+
+
+@dataclass
+class Listener:
+    """Keeps what it has received; ``resumed_ms`` and ``audio_ms`` have a value for each cut."""
+
+    url: str
+    rng: random.Random
+    num_cuts: int
+    pcm: bytearray = field(default_factory=bytearray)
+    resumed_ms: list[float] = field(default_factory=list)
+    audio_ms: list[float] = field(default_factory=list)
+    silence_s: float = 0.0
+    num_conflicts: int = 0
+    status: str = ""
+    began_s: float = 0.0
+
+    async def run(self) -> None:
+        client = await open_session(self.url)
+        session_id, token = client.created.session_id, client.created.resume_token
+        await client.send(ev.ResponseCreate(response_id="r", settings=SETTINGS, text=TEXT, end=True))
+        for _ in range(self.num_cuts):
+            token = await self._listen(client, token, self.rng.uniform(MIN_CUT_S, MAX_CUT_S))
+            if self.status:
+                break
+            client.abort()
+            client = await open_session(self.url)
+            opened_s = time.monotonic()
+            position = ev.ResumePosition(response_id="r", received_samples=len(self.pcm) // 2)
+            await client.send(ev.SessionResume(session_id=session_id, token=token, responses=(position,)))
+            token = await self._wait_for_audio(client, token, opened_s)
+        await self._listen(client, token, 600.0)
+        await client.aclose()
+
+    async def _listen(self, client: NativeClient, token: str, duration_s: float) -> str:
+        try:
+            async with asyncio.timeout(duration_s):
+                async for event in client:
+                    token = self._on_event(event, token)
+                    if self.status:
+                        break
+        except TimeoutError:
+            pass
+        return token
+
+    async def _wait_for_audio(self, client: NativeClient, token: str, opened_s: float) -> str:
+        async for event in client:
+            elapsed_ms = 1000 * (time.monotonic() - opened_s)
+            token = self._on_event(event, token)
+            if isinstance(event, ev.SessionResumed):
+                self.resumed_ms.append(elapsed_ms)
+            elif isinstance(event, ev.AudioMessage):
+                self.audio_ms.append(elapsed_ms)
+                break
+            elif self.status:
+                break
+        return token
+
+    def _on_event(self, event: ev.ServerEvent | ev.AudioMessage, token: str) -> str:
+        match event:
+            case ev.AudioMessage():
+                self._on_audio(2 * event.sample_time, b"".join(event.packets))
+            case ev.SessionResumed():
+                return event.token
+            case ev.ResponseDone():
+                self.status = event.status
+            case ev.ErrorEvent():
+                self.status = event.code
+        return token
+
+    def _on_audio(self, at: int, data: bytes) -> None:
+        now_s = time.monotonic()
+        self.began_s = self.began_s or now_s
+        played_s = len(self.pcm) / 2 / RATE + self.silence_s
+        self.silence_s += max(now_s - self.began_s - played_s, 0.0)
+        known = bytes(self.pcm[at : at + len(data)])
+        self.num_conflicts += at > len(self.pcm) or known != data[: len(known)]
+        self.pcm += data[len(known) :]
+
+
+async def measure(url: str, num_sessions: int, num_cuts: int) -> list[Listener]:
+    rng = random.Random(1)
+    listeners = [Listener(url, random.Random(rng.random()), num_cuts) for _ in range(num_sessions)]
+    await asyncio.gather(*(listener.run() for listener in listeners))
+    return listeners
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    return {f"p{q:g}": round(float(np.percentile(values, q)), 1) for q in (50, 99, 99.9)} if values else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sessions", type=int, default=50)
+    parser.add_argument("--cuts", type=int, default=4)
+    parser.add_argument("--grace", type=float, default=30.0)
+    args = parser.parse_args()
+    with server(SCRIPT, log__level="error", limits__resume_grace_s=args.grace) as running:
+        listeners = asyncio.run(measure(running.url, args.sessions, args.cuts))
+    lengths = {len(listener.pcm) for listener in listeners}
+    report = {
+        "benchmark": "resume",
+        "sessions": args.sessions,
+        "cuts": sum(len(listener.resumed_ms) for listener in listeners),
+        "completed": sum(listener.status == "completed" for listener in listeners),
+        "resumed_ms": percentiles([ms for listener in listeners for ms in listener.resumed_ms]),
+        "audio_ms": percentiles([ms for listener in listeners for ms in listener.audio_ms]),
+        "max_silence_ms": round(1000 * max(listener.silence_s for listener in listeners), 1),
+        "conflicts": sum(listener.num_conflicts for listener in listeners),
+        "different_lengths": len(lengths) - 1,
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
