@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -64,14 +65,10 @@ class Listener:
         await client.aclose()
 
     async def _listen(self, client: NativeClient, token: str, duration_s: float) -> str:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(duration_s):
-                async for event in client:
-                    token = self._on_event(event, token)
-                    if self.status:
-                        break
-        except TimeoutError:
-            pass
+                while not self.status:
+                    token = self._on_event(await anext(client), token)
         return token
 
     async def _wait_for_audio(self, client: NativeClient, token: str, opened_s: float) -> str:
