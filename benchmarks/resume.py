@@ -48,7 +48,7 @@ class Listener:
     began_s: float = 0.0
 
     async def run(self) -> None:
-        client = await open_session(self.url)
+        client = await open_session(self.url + "?resume=true")
         session_id, token = client.created.session_id, client.created.resume_token
         await client.send(ev.ResponseCreate(response_id="r", settings=SETTINGS, text=TEXT, end=True))
         for _ in range(self.num_cuts):
@@ -56,7 +56,7 @@ class Listener:
             if self.status:
                 break
             client.abort()
-            client = await open_session(self.url)
+            client = await open_session(self.url + "?resume=true")
             opened_s = time.monotonic()
             position = ev.ResumePosition(response_id="r", received_samples=len(self.pcm) // 2)
             await client.send(ev.SessionResume(session_id=session_id, token=token, responses=(position,)))

@@ -456,7 +456,9 @@ def _failed(context_id: str, error: SpeechError) -> model.ContextEnded:
 
 
 async def describe_session(server: SpeechServer, session: Session, resume_token: str) -> ev.SessionCreated:
-    """Return the native wire's first event. Reads the list of stored voices in a thread."""
+    """Return the native wire's first event. Reads the list of stored voices in a thread.
+
+    Without ``resume_token`` the session cannot be resumed."""
     info, limits = server.engine.info, server.config.limits
     voices = [voice.name for voice in info.voices]
     if info.can_clone:
@@ -478,6 +480,6 @@ async def describe_session(server: SpeechServer, session: Session, resume_token:
             idle_timeout_s=limits.idle_timeout_s,
             max_session_s=limits.max_session_duration_s,
         ),
-        resume_grace_s=limits.resume_grace_s,
-        resume_window_s=RESUME_WINDOW_S,
+        resume_grace_s=limits.resume_grace_s if resume_token else 0.0,
+        resume_window_s=RESUME_WINDOW_S if resume_token else 0.0,
     )

@@ -180,7 +180,7 @@ export class Connection extends Emitter {
   }
 
   /** @param {"ws" | "http"} scheme @param {string} [path] */
-  #address(scheme, path = PATH) {
+  #address(scheme, path = `${PATH}?resume=true`) {
     const address = new URL(path, this.url);
     address.protocol = scheme + (/^(https|wss):$/.test(this.url.protocol) ? "s:" : ":");
     return address.href;

@@ -94,7 +94,6 @@ async def unchecked_server(engine: FakeSpeechEngine | None = None, **flags: obje
             "listen.port": 0,
             "listen.drain_timeout_s": 0,
             "listen.close_timeout_s": 0.2,
-            "limits.resume_grace_s": 0,
             "speech.aligner": "even",  # a hum holds no words
         }
         | settings

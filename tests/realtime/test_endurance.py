@@ -75,7 +75,7 @@ async def readings(running: ServerProcess) -> dict[str, float]:
 )
 async def test_sessions_leave_nothing_behind(num_first: int, num_settling: int, num_more: int) -> None:
     rng = random.Random(3)
-    with server(QUICK, log__level="error", limits__resume_grace_s=0) as running:
+    with server(QUICK, log__level="error") as running:
         process = psutil.Process(running.process.pid)
         await many_sessions(running, num_first, rng)
         await readings(running)
@@ -96,7 +96,6 @@ async def test_sessions_leave_nothing_behind(num_first: int, num_settling: int, 
 def real_server() -> Iterator[ServerProcess]:
     """With the embedded voice, its engine in a process of its own."""
     command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--log-level", "error"]
-    command += ["--set", "limits.resume_grace_s=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         try:
@@ -134,7 +133,7 @@ async def test_a_real_server_takes_no_more_memory_after_2_000_sessions(monkeypat
 @pytest.mark.parametrize("num_sessions", [200, pytest.param(1_000, marks=pytest.mark.slow)])
 async def test_idle_sessions_are_cheap(num_sessions: int) -> None:
     """Idle sessions are cheap, and do not slow one that speaks."""
-    with server(QUICK | {"real_time_factor": 0.3}, log__level="error", limits__resume_grace_s=0) as running:
+    with server(QUICK | {"real_time_factor": 0.3}, log__level="error") as running:
         process = psutil.Process(running.process.pid)
         clients: list[NativeClient] = [await open_session(running.url)]
         memory = process.memory_info().rss

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from realtime.client import NativeClient, open_session
 from realtime.protocol import events as ev
@@ -22,6 +22,7 @@ FORMATS = {
     "pcm": ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=16_000),
     "opus": ev.NativeAudioFormat(encoding="opus", sample_rate=24_000),
 }
+RESUMABLE = "?resume=true"
 SCRIPT = FakeScript(ms_per_char=20.0, first_chunk_s=0.005, real_time_factor=0.02)
 
 
@@ -60,7 +61,7 @@ class Listener:
     """A client that resumes: it keeps what it has received, and sends again what the server lacks."""
 
     def __init__(self, url: str, settings: ev.NativeSpeechSettings, text: str = TEXT) -> None:
-        self.url, self.settings, self.text = url, settings, text
+        self.url, self.settings, self.text = url + RESUMABLE, settings, text
         self.packets: list[bytes] = []
         self.num_samples = 0
         self.num_connections = 0
@@ -209,10 +210,12 @@ async def resume(client: NativeClient, session_id: str, token: str, **position: 
 @pytest.mark.parametrize("kind", ["session", "token", "key", "used"])
 async def test_forged_and_foreign_tokens_are_refused(kind: str) -> None:
     async with live_server(FakeSpeechEngine(SCRIPT), limits__resume_grace_s=30, auth__api_keys=KEYS) as live:
-        first = await open_session(live.url, api_key="0123456789abcdef")
+        first = await open_session(live.url + RESUMABLE, api_key="0123456789abcdef")
         session_id, token = await start_reply(first)
         await lose(first, live)
-        other = await open_session(live.url, api_key="fedcba9876543210" if kind == "key" else "0123456789abcdef")
+        other = await open_session(
+            live.url + RESUMABLE, api_key="fedcba9876543210" if kind == "key" else "0123456789abcdef"
+        )
         if kind == "used":
             resumed = await resume(other, session_id, token, received_samples=0)
             assert isinstance(resumed, ev.SessionResumed)
@@ -221,7 +224,7 @@ async def test_forged_and_foreign_tokens_are_refused(kind: str) -> None:
                 if isinstance(event, ev.ResponseDone):
                     break
             await lose(other, live)
-            other = await open_session(live.url, api_key="0123456789abcdef")
+            other = await open_session(live.url + RESUMABLE, api_key="0123456789abcdef")
         wrong = {"session": ("0" * 16, token), "token": (session_id, token[::-1])}.get(kind, (session_id, token))
         refused = await resume(other, *wrong, received_samples=0)
         assert isinstance(refused, ev.ErrorEvent)
@@ -234,7 +237,7 @@ async def test_forged_and_foreign_tokens_are_refused(kind: str) -> None:
                 break
         assert live.speech.num_active_responses == (kind != "used")
         await other.aclose()
-        rightful = await open_session(live.url, api_key="0123456789abcdef")
+        rightful = await open_session(live.url + RESUMABLE, api_key="0123456789abcdef")
         if kind != "used":
             assert isinstance(await resume(rightful, session_id, token, received_samples=0), ev.SessionResumed)
             await rightful.send(ev.SessionClose())
@@ -245,10 +248,10 @@ async def test_forged_and_foreign_tokens_are_refused(kind: str) -> None:
 async def test_positions_that_were_never_sent_cancel_the_reply(samples: int) -> None:
     """A position that is no count is an invalid event, which closes the connection."""
     async with live_server(FakeSpeechEngine(SCRIPT), limits__resume_grace_s=30) as live:
-        first = await open_session(live.url)
+        first = await open_session(live.url + RESUMABLE)
         session_id, token = await start_reply(first)
         await lose(first, live)
-        second = await open_session(live.url)
+        second = await open_session(live.url + RESUMABLE)
         answer = await resume(second, session_id, token, received_samples=samples, played_ms=100)
         if samples < 0:
             assert isinstance(answer, ev.ErrorEvent)
@@ -264,9 +267,9 @@ async def test_positions_that_were_never_sent_cancel_the_reply(samples: int) -> 
 
 async def test_unlisted_reply_is_cancelled_and_open_owner_is_replaced() -> None:
     async with live_server(FakeSpeechEngine(SCRIPT), limits__resume_grace_s=30) as live:
-        first = await open_session(live.url)
+        first = await open_session(live.url + RESUMABLE)
         session_id, token = await start_reply(first)
-        second = await open_session(live.url)
+        second = await open_session(live.url + RESUMABLE)
         resumed = await resume(second, session_id, token)
         assert isinstance(resumed, ev.SessionResumed)
         done = await anext(aiter(second))
@@ -286,7 +289,7 @@ async def test_unlisted_reply_is_cancelled_and_open_owner_is_replaced() -> None:
 async def test_session_that_is_not_resumed_ends(ending: str) -> None:
     grace_s = 0.3 if ending == "grace" else 600
     async with live_server(FakeSpeechEngine(SCRIPT), limits__resume_grace_s=grace_s) as live:
-        client = await open_session(live.url)
+        client = await open_session(live.url + RESUMABLE)
         await start_reply(client, "lead")
         if ending == "closed":
             await client.aclose()
@@ -316,3 +319,21 @@ async def test_text_is_appended_once_and_gaps_are_refused(at: int) -> None:
         assert done.heard is not None
         gap = [event.code for event in answers if isinstance(event, ev.ErrorEvent)]
         assert (done.heard.remaining, gap) == ((whole[:19], ["text_gap"]) if at > 19 else (whole, []))
+
+
+@pytest.mark.parametrize("query", ["", "?resume=false"])
+async def test_session_of_other_clients_ends_with_its_connection(query: str) -> None:
+    async with live_server(FakeSpeechEngine(SCRIPT), limits__resume_grace_s=600) as live:
+        client = await open_session(live.url + query)
+        assert (client.created.resume_token, client.created.resume_grace_s) == ("", 0)
+        await start_reply(client, "lead")
+        client.abort()
+        await live.freed()
+
+
+async def test_resume_parameter_that_is_no_flag_is_refused() -> None:
+    async with live_server(FakeSpeechEngine(SCRIPT)) as live:
+        with pytest.raises(InvalidStatus) as refusal:
+            await open_session(live.url + "?resume=yes")
+        assert refusal.value.response.status_code == 400
+        assert b"resume must be true or false, is 'yes'" in refusal.value.response.body

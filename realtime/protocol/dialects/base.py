@@ -31,7 +31,7 @@ class Dialect(ABC):
     # True if ``send_session`` is called first.
     reports_session = False
     # True if a session outlives a lost connection.
-    can_resume = False
+    can_resume: bool = False
     # True to refuse handshakes while no response could begin, for wires without an error for it.
     refuses_when_full = True
     # True if the reason of a close is sent after the ends of the contexts.

@@ -45,7 +45,6 @@ class NativeDialect(Dialect):
 
     reports_heard_text = True
     reports_session = True
-    can_resume = True
     refuses_when_full = False
     sends_error_last = True
     close_codes: ClassVar[Mapping[CloseCode, CloseCode]] = {}
@@ -54,6 +53,7 @@ class NativeDialect(Dialect):
         super().__init__(handshake)
         if handshake.subprotocols and SUBPROTOCOL not in handshake.subprotocols:
             raise RequestRefused("unsupported_subprotocol", f"this address speaks {SUBPROTOCOL}")
+        self.can_resume = _flag(handshake.query, "resume")
         self._states = SessionStateMachine()
         self._numbers = itertools.count(1)
         self._responses: dict[str, OpenResponse] = {}
@@ -181,6 +181,14 @@ class NativeDialect(Dialect):
         if kind is not ev.AudioKind.OPUS:
             packets = tuple(run[at : at + RUN_BYTES] for run in packets for at in range(0, len(run), RUN_BYTES))
         return ev.AudioMessage(kind, number, audio.sequence, audio.start_sample, packets)
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    """Return a parameter of the URL. Raises ``RequestRefused``."""
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise RequestRefused("invalid_request", f"{name} must be true or false, is {value[:20]!r}", name)
+    return value == "true"
 
 
 def _send(event: ev.ServerEvent) -> model.SendMessage:
