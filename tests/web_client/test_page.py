@@ -173,10 +173,10 @@ def test_two_tabs_speak_at_once(open_page, quick):
 
 
 def test_it_comes_back_after_the_server_did(open_page, folder):
-    with server(QUICK, listen__page=str(folder)) as first:
+    with server(QUICK, listen__page=str(folder), limits__resume_grace_s=1) as first:
         port = int(first.url.rpartition(":")[2])
         page = open_page(http(first))
-        page.expected = ["WebSocket connection", "ERR_CONNECTION_REFUSED"]
+        page.expected = ["WebSocket connection", "ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET"]
         until(page, READY)
         say(page, "Goodbye.")
         until(page, SOUNDING)
