@@ -19,9 +19,9 @@ import numpy as np
 
 from engine.api import SpeechChunk
 from sessions.audio.crossfade import Crossfader
+from sessions.audio.formats.ogg_opus import OggOpusMuxer
 from sessions.audio.framer import Framer
 from sessions.audio.g711 import pcm_to_mulaw
-from sessions.audio.ogg import OggOpusMuxer
 from sessions.audio.opus import OpusApplication, OpusDecoder, OpusEncoder, OpusSettings
 from sessions.audio.opus_library import describe
 from sessions.audio.pacer import Pacer

@@ -24,21 +24,6 @@ class CloseCode(IntEnum):
     SESSION_EXPIRED = 4410
 
 
-MEANINGS: dict[CloseCode, str] = {
-    CloseCode.NORMAL: "the client asked for it by session.close, or closed the socket itself",
-    CloseCode.GOING_AWAY: "the client went away",
-    CloseCode.UNSUPPORTED_DATA: "a binary message, where this wire takes text only",
-    CloseCode.INVALID_DATA: "a message that is not JSON, or is no event of this wire",
-    CloseCode.POLICY_VIOLATION: "too many errors on one connection",
-    CloseCode.MESSAGE_TOO_BIG: "a message above max_message_bytes",
-    CloseCode.INTERNAL_ERROR: "a fault of the server, or pings that were not answered",
-    CloseCode.SERVICE_RESTART: "the server is draining or restarting: connect again",
-    CloseCode.IDLE_TIMEOUT: "no event and no speech for idle_timeout_s",
-    CloseCode.REPLACED: "another connection resumed the session",
-    CloseCode.SESSION_EXPIRED: "the session is older than max_session_duration_s",
-}
-
-
 class RequestRefused(CodedError):
     """A request or a handshake that is turned away; ``code`` is one of the table."""
 
@@ -129,7 +114,7 @@ RULES: dict[str, ErrorRule] = {
     "too_many_connections": ErrorRule(K, 429, None, "`max_connections` is reached"),
     "draining": ErrorRule(K, 503, CloseCode.SERVICE_RESTART, "the server is about to stop; connect again"),
     "engine_timeout": ErrorRule(S, 504, None, "the engine made no sound for `engine_timeout_s`"),
-    "engine_dead": ErrorRule(S, 503, None, "the engine stopped and is being restarted"),
+    "engine_dead": ErrorRule(S, 503, None, "the engine stopped and is being restarted; replies that have begun go on"),
     "engine_error": ErrorRule(S, 500, None, "the engine failed on this request"),
     "bad_checkpoint": ErrorRule(S, 500, None, "a model folder that cannot be served"),
     "session_error": ErrorRule(S, 500, None, "the session failed"),

@@ -47,12 +47,6 @@ class SessionClosed(SessionError):
     code = "session_closed"
 
 
-class ResumeRefused(SessionError):
-    """The position was never sent, or is retained no more."""
-
-    code = "resume_refused"
-
-
 class SlowReader(SessionError):
     """Audio was due for longer than the limit and was not read."""
 

@@ -6,11 +6,19 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from engine.api import CHUNK_FRAMES, InvalidRequest, SamplingParams, TextLayout, UnknownLanguage
+from engine.api import (
+    CHUNK_FRAMES,
+    ClonedVoice,
+    EngineInfo,
+    InvalidRequest,
+    SamplingParams,
+    TextLayout,
+    UnknownLanguage,
+)
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
@@ -24,13 +32,15 @@ from realtime.speech_api.request import (
     known_language,
     supported_instructions,
 )
-from realtime.speech_api.voice_selection import ReferenceEncoder, check_reference, check_task, select_voice
+from realtime.voice_cloner import check_transcript
 from sessions.config import SpeechSettings
 from sessions.errors import SessionError
 from sessions.events import ResponseFinished
 from sessions.response import Response
 from sessions.session import Session
 from sessions.validation import check_settings
+from sessions.voices.lookup import find_voice, is_built_in
+from sessions.voices.voice import StoredVoice
 
 OFFICIAL_NAMES = {
     "predictor_do_sample": "subtalker_dosample",
@@ -234,3 +244,120 @@ async def override_settings(
         chunk_frames=given.chunk_frames,
         sampling=given.sampling,
     )
+
+
+TASKS = {"customvoice": "custom_voice", "voicedesign": "voice_design", "base": "base"}
+BROUGHT_VOICE = "the request brings a voice of its own, the named one is left out"
+UNKNOWN_VOICE = "the voice asked for is unknown, the default one spoke"
+BYTES_PER_CODE = 2
+
+
+class ReferenceEncoder(Protocol):
+    """Makes a voice of a reference."""
+
+    async def from_reference(self, reference: str, transcript: str) -> ClonedVoice: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedVoice:
+    name: str | None
+    # Speaks in place of the name.
+    clone: ClonedVoice | None
+    # Codec frames of the recording that it brings along, where it is cloned in context; they count as input.
+    num_reference_frames: int
+    warning: str | None = None
+
+
+async def select_voice(
+    body: SpeechRequestBody, server: SpeechServer, caller: Principal, listener: ReferenceEncoder
+) -> SelectedVoice:
+    """Select the voice of a request; raises ``RequestRefused`` or ``InvalidRequest``."""
+    name, warning = _voice_name(body, server, caller)
+    is_ours = name is None or is_built_in(name, server.engine.info)
+    stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
+    _check_in_context(body, stored)
+    clone = await _clone(body, server, listener) or _embedding_only_clone(body, stored, server.engine.info)
+    heard = clone or (None if stored is None else stored.clone)
+    return SelectedVoice(name, clone, _num_frames(heard), warning)
+
+
+def check_task(body: SpeechRequestBody, info: EngineInfo) -> None:
+    """Check that the model serves the task; raises ``InvalidRequest``."""
+    if body.task_type is None:
+        return
+    task = TASKS.get(body.task_type.replace("_", "").lower())
+    if task is None:
+        message = f"task_type must be CustomVoice, VoiceDesign or Base, is {body.task_type[:40]!r}"
+        raise InvalidRequest(message, "task_type")
+    speaks_both = info.can_clone and task == "custom_voice" and bool(info.voices)
+    if task != info.task and not speaks_both:
+        raise InvalidRequest(f"task_type is {body.task_type}; {info.model} serves {info.task} alone", "task_type")
+
+
+def check_reference(body: SpeechRequestBody, caller: Principal) -> None:
+    """Check what needs no decoding of the recording. Raises ``RequestRefused`` or ``InvalidRequest``."""
+    _check_scope(body, caller)
+    if body.ref_audio is not None and body.speaker_embedding is not None:
+        raise InvalidRequest("a voice is made of ref_audio or of speaker_embedding, not of both", "speaker_embedding")
+    if body.ref_text and body.ref_audio is None:
+        raise InvalidRequest("ref_text is there without ref_audio", "ref_text")
+    check_transcript(body.ref_text or "")
+    if body.x_vector_only_mode is False and body.ref_audio is not None and not (body.ref_text or "").strip():
+        message = "ref_text is empty: cloning in context needs what is said in ref_audio, or x_vector_only_mode"
+        raise InvalidRequest(message, "ref_text")
+
+
+def _check_scope(body: SpeechRequestBody, caller: Principal) -> None:
+    """Refuse a voice in the request of a token, which speaks with the voices of the server only. Raises
+    ``RequestRefused``.
+    """
+    given = {"ref_audio": body.ref_audio, "speaker_embedding": body.speaker_embedding}
+    field = next((name for name, value in given.items() if value is not None), None)
+    if caller.by_token and field is not None:
+        raise RequestRefused("insufficient_scope", f"{field} needs an API key; tokens do not clone voices", field)
+
+
+async def _clone(body: SpeechRequestBody, server: SpeechServer, listener: ReferenceEncoder) -> ClonedVoice | None:
+    if body.speaker_embedding is not None:
+        return server.cloning.from_embedding(body.speaker_embedding)
+    if body.ref_audio is None:
+        return None
+    transcript = "" if body.x_vector_only_mode else (body.ref_text or "").strip()
+    return await listener.from_reference(body.ref_audio, transcript)
+
+
+def _embedding_only_clone(body: SpeechRequestBody, stored: StoredVoice | None, info: EngineInfo) -> ClonedVoice | None:
+    """Return the embedding-only clone of a stored voice, where that is requested."""
+    if stored is None or not body.x_vector_only_mode:
+        return None
+    if info.transcript_optional:  # the sound of the recording goes without its words
+        return msgspec.structs.replace(stored.clone, transcript="")
+    return msgspec.structs.replace(stored.clone, codes=b"", num_codebooks=0, transcript="")
+
+
+def _check_in_context(body: SpeechRequestBody, stored: StoredVoice | None) -> None:
+    """Refuse in-context cloning of a stored voice without transcript; raises ``InvalidRequest``."""
+    if body.x_vector_only_mode is False and stored is not None and not stored.clone.transcript:
+        found = f"voice {stored.manifest.name!r} was stored without what is said in its recording"
+        raise InvalidRequest(f"{found}; x_vector_only_mode false needs that", "x_vector_only_mode")
+
+
+def _voice_name(body: SpeechRequestBody, server: SpeechServer, caller: Principal) -> tuple[str | None, str | None]:
+    """Return the voice and a warning: an unknown OpenAI voice becomes the default voice."""
+    name, info = body.voice_name, server.engine.info
+    if body.ref_audio is not None or body.speaker_embedding is not None:
+        return server.settings.voice, None if name is None else BROUGHT_VOICE
+    if name is None:
+        return server.settings.voice, None
+    for voice in info.voices:
+        if voice.name.lower() == name.lower():
+            return voice.name, None
+    if find_voice(server.voices, caller.name, name) is not None:
+        return name, None
+    if not info.voices:
+        raise InvalidRequest(f"voice {name[:80]!r} is unknown, and {info.model} has none of its own", "voice")
+    return server.settings.voice, UNKNOWN_VOICE
+
+
+def _num_frames(clone: ClonedVoice | None) -> int:
+    return len(clone.codes) // (BYTES_PER_CODE * clone.num_codebooks) if clone and clone.codes else 0

@@ -1,15 +1,17 @@
-"""Answers to HTTP requests: health, information, the page, and errors."""
+"""HTTP requests: their bodies, and the answers for health, information, the page and errors."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -17,13 +19,69 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from engine.api import ErrorInfo
+from realtime.auth import Principal
 from realtime.config import ServerConfig
 from realtime.errors import RequestRefused, http_status, openai_error
 from realtime.server import SpeechServer
+from realtime.transports.transport import client_disconnected
 
 # What was left out or replaced in a request that is served.
 WARNING_HEADER = "X-Voicewire-Warning"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# No JSON has more values than these and one; a recording in base64 has one of them.
+VALUE_MARKS = (b",", b"[", b"{")
+# At least, so that a body of ``max_message_bytes`` is never refused for its values.
+BYTES_PER_VALUE = 2
+
+
+async def read_body(request: Request, server: SpeechServer, caller: Principal | None = None) -> bytes:
+    """Read a body of at most ``max_message_bytes``; a ``caller`` can bring a recording beside them, unless it is a
+    token. Raises ``RequestRefused``.
+
+    The number of bodies with recordings is limited, and so is the number of their values: parsing takes a while.
+    """
+    max_bytes, voices = server.config.limits.max_message_bytes, server.config.voices
+    can_upload = caller is not None and server.engine.info.can_encode and not caller.by_token
+    max_upload_bytes = voices.max_upload_bytes * 4 // 3 + 4 if can_upload else 0
+    body, num_values, max_values = bytearray(), 0, max_bytes // BYTES_PER_VALUE
+    with ExitStack() as upload:
+        async with body_timeout(server.config.listen.handshake_timeout_s) as deadline:
+            async for piece in request.stream():
+                was_small = len(body) <= max_bytes
+                body += piece
+                num_values += sum(map(piece.count, VALUE_MARKS))
+                if len(body) <= max_bytes:
+                    continue
+                if was_small and can_upload:
+                    upload.enter_context(server.cloning.uploads.acquire())
+                    deadline.reschedule(asyncio.get_running_loop().time() + voices.upload_timeout_s)
+                if len(body) > max_bytes + max_upload_bytes:
+                    raise _body_too_big(max_bytes, can_upload, caller)
+                if num_values > max_values:
+                    message = f"a body longer than max_message_bytes has at most {max_values} values"
+                    raise RequestRefused("message_too_big", message)
+    return bytes(body)
+
+
+@asynccontextmanager
+async def body_timeout(timeout_s: float) -> AsyncIterator[asyncio.Timeout]:
+    """Limit the time in which a body is read. Raises ``RequestRefused``, also if the client disconnects."""
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            yield deadline
+    except ClientDisconnect:
+        raise client_disconnected() from None
+    except TimeoutError:
+        raise RequestRefused("body_timeout", "the body did not arrive in time") from None
+
+
+def _body_too_big(max_bytes: int, can_upload: bool, caller: Principal | None) -> RequestRefused:
+    message = f"the body is longer than max_message_bytes, {max_bytes}"
+    if can_upload:
+        message += " beside a recording"
+    elif caller is not None and caller.by_token:
+        message += "; ref_audio needs an API key"
+    return RequestRefused("message_too_big", message)
 
 
 @runtime_checkable

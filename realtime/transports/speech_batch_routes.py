@@ -18,10 +18,9 @@ from realtime.auth import Principal
 from realtime.errors import RequestRefused, openai_error
 from realtime.server import SpeechServer
 from realtime.speech_api.request import body_of, parse_object
-from realtime.speech_api.speech_job import prepare_job, usage
-from realtime.speech_api.voice_selection import ReferenceEncoder
-from realtime.transports.http_routes import server_of
-from realtime.transports.speech_routes import ByteBudget, check_limits, decode, read_body, speak_whole
+from realtime.speech_api.speech_job import ReferenceEncoder, prepare_job, usage
+from realtime.transports.http_routes import read_body, server_of
+from realtime.transports.speech_routes import ByteBudget, check_limits, decode, speak_whole
 from realtime.transports.transport import cancel_on_disconnect
 from sessions.session import Session
 

@@ -12,8 +12,7 @@ from starlette.routing import BaseRoute, Route
 from realtime.browser_tokens import TokenScope
 from realtime.errors import RequestRefused
 from realtime.speech_api.request import parse_object
-from realtime.transports.http_routes import server_of
-from realtime.transports.transport import read_limited_body
+from realtime.transports.http_routes import read_body, server_of
 
 
 class IssuedToken(NamedTuple):
@@ -98,9 +97,7 @@ def _found(body: Any, name: str) -> Any:
 
 async def read_object(request: Request) -> dict[str, Any]:
     """The body, a JSON object or nothing. Raises ``RequestRefused``."""
-    config = server_of(request).config
-    body = await read_limited_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
-    return parse_object(body or b"{}")
+    return parse_object(await read_body(request, server_of(request)) or b"{}")
 
 
 def token_routes() -> list[BaseRoute]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypedDict, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -156,35 +156,16 @@ class ResponseAborted(Exception):
     """Speech broke off after the answer had begun; the connection is cut to show it."""
 
 
-async def read_limited_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """Read a whole body; raises ``RequestRefused``, also if the client disconnects."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > max_bytes:
-                    raise RequestRefused("message_too_big", f"the body is longer than max_message_bytes, {max_bytes}")
-    except ClientDisconnect:
-        raise client_disconnected() from None
-    except TimeoutError:
-        raise RequestRefused("body_timeout", "the body did not arrive in time") from None
-    return bytes(body)
-
-
 class HttpTransport(MessageTransport):
-    """Call ``head`` with the first piece of the answer."""
+    """The answer to a request. Set ``head`` before its first piece."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, head: Callable[[], Head]) -> None:
+    # Called with the first piece.
+    head: Callable[[], Head]
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._raw_receive, self._raw_send = scope, receive, send
-        self._request = Request(scope, receive)
-        self._head = head
-        self._begun = False
+        self.has_begun = False
         self._ended = False
-
-    async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
-        """Read the whole body; raises ``RequestRefused``."""
-        return await read_limited_body(self._request, max_bytes, timeout_s)
 
     async def receive(self) -> None:
         """Returns when the client has left, or has all of the answer. Nothing is sent from then on."""
@@ -213,15 +194,15 @@ class HttpTransport(MessageTransport):
         if self._ended:
             return
         self._ended = True
-        if self._begun:
+        if self.has_begun:
             raise ResponseAborted
         await answer(self._scope, self._raw_receive, self._raw_send)
 
     async def _begin(self) -> None:
-        if self._begun:
+        if self.has_begun:
             return
-        self._begun = True
-        media_type, headers = self._head()
+        self.has_begun = True
+        media_type, headers = self.head()
         raw = [(b"content-type", media_type.encode())]
         raw += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self._raw_send({"type": "http.response.start", "status": 200, "headers": raw})

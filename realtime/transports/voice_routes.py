@@ -13,7 +13,7 @@ import msgspec
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
@@ -21,8 +21,8 @@ from engine.api import ClonedVoice, EngineInfo, InvalidRequest, VoiceInfo
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
-from realtime.transports.http_routes import server_of
-from realtime.transports.transport import cancel_on_disconnect, client_disconnected
+from realtime.transports.http_routes import body_timeout, server_of
+from realtime.transports.transport import cancel_on_disconnect
 from realtime.voice_cloner import check_transcript
 from sessions.voices.lookup import find_voice, is_built_in, resembles_built_in, voices_for
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
@@ -57,13 +57,8 @@ async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> 
     stream = _limited(request, limit, max_file_bytes)
     parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
     try:
-        async with asyncio.timeout(timeout_s):
-            form = await parser.parse()
-            return await _taken(form, max_file_bytes)
-    except ClientDisconnect:
-        raise client_disconnected() from None
-    except TimeoutError:
-        raise RequestRefused("body_timeout", "the body did not arrive in time") from None
+        async with body_timeout(timeout_s):
+            return await _taken(await parser.parse(), max_file_bytes)
     except (MultiPartException, UnicodeError) as error:
         raise RequestRefused("invalid_request", f"the form cannot be read: {_why(error)}") from None
 

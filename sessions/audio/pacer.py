@@ -20,15 +20,6 @@ class UnderrunCause(StrEnum):
     ENGINE = "engine"
 
 
-@dataclass(frozen=True, slots=True)
-class PlayoutUnderrun:
-    """The listener had played all there was, and later more came."""
-
-    at_sample: int
-    gap_s: float
-    cause: UnderrunCause
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacerSettings:
     # Most audio handed over and not yet played; ``None`` hands over all at once (burst).
@@ -71,14 +62,15 @@ class Pacer:
 
     def on_sent(
         self, num_samples: int, now_s: float, late_cause: UnderrunCause = UnderrunCause.ENGINE
-    ) -> PlayoutUnderrun | None:
-        """Note that audio has left. Tells the underrun that this ends, if any: what was late is the caller's to say."""
+    ) -> UnderrunCause | None:
+        """Note that audio has left. Return ``late_cause`` if this ends an underrun."""
         underrun = None
         if not self.handed_over_samples:
             self._first_s = now_s
             self._anchor_s = now_s + self.settings.start_delay_ms / 1000
         elif self._anchor_samples <= self.handed_over_samples and self._reached_s(self.handed_over_samples) < now_s:
-            underrun = self._underrun(now_s, late_cause)
+            gap_ms = 1000 * (now_s - self.underrun_deadline_s())
+            underrun = late_cause if gap_ms >= self.settings.min_underrun_ms else None
             self._anchor_samples, self._anchor_s = self.handed_over_samples, now_s
         self.handed_over_samples += num_samples
         return underrun
@@ -113,12 +105,6 @@ class Pacer:
     def underrun_deadline_s(self) -> float:
         """Return when all audio that was sent has been played; ``inf`` before the first audio."""
         return self._reached_s(self.handed_over_samples)
-
-    def _underrun(self, now_s: float, cause: UnderrunCause) -> PlayoutUnderrun | None:
-        gap_s = now_s - self.underrun_deadline_s()
-        if gap_s * 1000 < self.settings.min_underrun_ms:
-            return None
-        return PlayoutUnderrun(self.handed_over_samples, gap_s, cause)
 
     def _reached_s(self, position: int) -> float:
         return self._anchor_s + (position - self._anchor_samples) / self.sample_rate

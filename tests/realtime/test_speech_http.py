@@ -54,6 +54,40 @@ async def test_default_format_is_a_setting(name: str, media_type: str) -> None:
             assert (status, code, param) == (400, "unsupported_format", "stream")
 
 
+PCM = {"content-type": "audio/pcm"}
+CHUNKED = {"transfer-encoding": "chunked"}
+EVENTS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+COMPLETE = {
+    "content-length": "69120",
+    "x-voicewire-audio-ms": "1440",
+    "x-voicewire-input-tokens": "7",
+    "x-voicewire-output-tokens": "18",
+    "x-voicewire-total-tokens": "25",
+}
+
+
+@pytest.mark.parametrize("base", ["", "/open-webui"])
+@pytest.mark.parametrize(
+    ("fields", "head"),
+    [
+        ({}, PCM | CHUNKED),
+        ({"input": "---"}, PCM | CHUNKED),
+        ({"stream": True}, EVENTS | CHUNKED),
+        ({"stream": False}, PCM | COMPLETE),
+    ],
+    ids=["streamed", "empty", "events", "complete"],
+)
+async def test_head_of_each_delivery(live: LiveServer, base: str, fields: dict, head: dict[str, str]) -> None:
+    async with live.http() as http:
+        body = {"input": TEXT, "response_format": "pcm"} | fields
+        answer = await http.post(f"{base}/v1/audio/speech", json=body)
+    assert (answer.status_code, dict(answer.headers)) == (200, head)
+
+
 async def test_wav_of_unknown_length_in_stream(live: LiveServer) -> None:
     status, headers, content = await post(live, model="tts-1", voice="ada", response_format="wav")
     assert (status, headers["content-type"]) == (200, "audio/wav")

@@ -272,7 +272,7 @@ async def test_the_first_listener_finds_the_encoders_at_work() -> None:
     await registry.warm_up()
     made = {thread.name for thread in threading.enumerate()} - before
     assert any(name.startswith("voicewire-encoder") for name in made)
-    assert registry.statistics().num_sessions_ever == 0
+    assert registry.statistics().num_sessions == 0
     await registry.aclose()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import logging
 import threading
 from pathlib import Path
 
@@ -255,7 +256,9 @@ async def test_a_text_of_signs_alone_gives_an_empty_file(live: LiveServer) -> No
 
 
 @pytest.mark.parametrize("stream", [True, False, None])
-async def test_a_client_that_leaves_frees_its_slot(live: LiveServer, stream: bool | None) -> None:
+async def test_a_client_that_leaves_frees_its_slot(
+    live: LiveServer, stream: bool | None, caplog: pytest.LogCaptureFixture
+) -> None:
     live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
     body = {"input": TEXT * 10, "stream": stream, "response_format": "mp3"}
     async with live.http() as http:
@@ -270,6 +273,8 @@ async def test_a_client_that_leaves_frees_its_slot(live: LiveServer, stream: boo
             await anext(answer.aiter_raw())
             await answer.aclose()
     await until(lambda: live.speech.num_active_responses == 0)
+    await until(lambda: not live.uvicorn.config.http_connections)  # type: ignore[attr-defined]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])

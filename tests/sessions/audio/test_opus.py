@@ -26,8 +26,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sessions.audio import opus_library
+from sessions.audio.formats.ogg_opus import OggOpusMuxer, ogg_crc
 from sessions.audio.formats.registry import opus_settings
-from sessions.audio.ogg import OggOpusMuxer, ogg_crc
 from sessions.audio.opus import (
     MAX_PACKET_MS,
     PACKET_MS,
