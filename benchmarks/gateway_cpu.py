@@ -39,7 +39,7 @@ from realtime.logs import configure_logs
 
 TREE = Path(__file__).parents[1]
 # By the module that a process of the server runs.
-KINDS = {"realtime.gateway_supervisor": "gateways", "engine.host": "engine", "benchmarks.scripted_engine": "engine"}
+KINDS = {"realtime.gateway": "gateways", "engine.host": "engine", "benchmarks.scripted_engine": "engine"}
 NO_LIMITS = {
     "listen.port": 0,
     "log.level": "error",
@@ -103,7 +103,7 @@ def serve(settings: dict[str, Any]) -> None:
     shared = None
     if config.engine.model is None:
         child = ScriptedProcess()
-        shared = EngineClient(child), child.socket
+        shared = EngineClient(child), (child.socket,)
     asyncio.run(serve_with_gateways(config, lambda ports: print(ports.main, flush=True), shared))
 
 

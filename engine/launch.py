@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from engine.api import (
     SpeechEngine,
 )
 from engine.child import EngineProcess
-from engine.client import READ_AHEAD_BYTES, Connection, EngineClient, UnixSocket
+from engine.client import READ_AHEAD_BYTES, Connection, EngineClient, EngineEndpoint, UnixSocket
 from engine.config import EngineConfig
 from engine.config import check_options as check_options
 from engine.host import EngineHost
+from engine.pool import EnginePool
 
 if TYPE_CHECKING:
     from engine.load import LoadedCheckpoint
@@ -82,12 +83,15 @@ def create_engine(
     """An engine over the checkpoint folder ``model``, a model of the hub by OWNER/NAME[@REVISION], or the embedded
     voice; call ``start`` to load it.
 
-    ``device``: auto, cpu, cuda or cuda:N. ``dtype``: auto (fp32 on CPU, bf16 on CUDA), float32 or bfloat16.
+    ``device``: auto, cpu, cuda or cuda:N, or several with commas between them: one engine for each. ``dtype``: auto
+    (fp32 on CPU, bf16 on CUDA), float32 or bfloat16.
     ``process``: whether the loop gets a process of its own; by default on CUDA, where a busy Python thread beside it
     would cost milliseconds of lock waits per step. ``settings`` are fields of ``EngineConfig``. Raises
     ``InvalidRequest`` for a setting that is unknown or out of range.
     """
-    if _cuda_is_visible(device) if process is None else process:
+    if "," in device and process is False:
+        raise InvalidRequest(f"device is {device!r}; several engines need a process each", "process")
+    if "," in device or (_cuda_is_visible(device) if process is None else process):
         return share_engine(model, device=device, dtype=dtype, **settings)[0]
     config = _engine_config(settings, device)
     folder = model or EMBEDDED_VOICE
@@ -103,16 +107,23 @@ def create_engine(
 
 def share_engine(
     model: Path | None = None, *, device: str = "auto", dtype: str = "auto", **settings: Any
-) -> tuple[SpeechEngine, Path]:
-    """Create an engine in its own process, and the address for ``connect_engine``."""
-    config = _engine_config(settings, device)
-    child = EngineProcess(model or EMBEDDED_VOICE, config, device, dtype, is_embedded=model is None)
-    return EngineClient(child), child.socket
+) -> tuple[SpeechEngine, tuple[Path, ...]]:
+    """Create an engine in its own process for each device, and the addresses for ``connect_engine``."""
+    children = [
+        EngineProcess(model or EMBEDDED_VOICE, _engine_config(settings, name), name, dtype, is_embedded=model is None)
+        for name in map(str.strip, device.split(","))
+    ]
+    return _pool_of(children), tuple(child.socket for child in children)
 
 
-def connect_engine(address: Path) -> SpeechEngine:
-    """The engine that another process keeps running; call ``start`` to connect."""
-    return EngineClient(UnixSocket(address))
+def connect_engine(addresses: Sequence[Path]) -> SpeechEngine:
+    """The engines that another process keeps running; call ``start`` to connect."""
+    return _pool_of([UnixSocket(address) for address in addresses])
+
+
+def _pool_of(endpoints: Sequence[EngineEndpoint]) -> SpeechEngine:
+    clients = [EngineClient(endpoint) for endpoint in endpoints]
+    return EnginePool(clients) if len(clients) > 1 else clients[0]
 
 
 def inspect_checkpoint(model: Path) -> CheckpointReport:

@@ -27,7 +27,7 @@ from realtime.transports.dialect_routes import DialectEndpoint, dialect_routes
 from realtime.transports.http_routes import INFORMATION_ROUTES, error_handler, page_routes, reject_unknown_websocket
 from realtime.transports.listener import DrainingServer, Ports, UvicornConfig, open_listeners
 from realtime.transports.speech_batch_routes import speech_batch
-from realtime.transports.speech_routes import speech
+from realtime.transports.speech_routes import SpeechEndpoint
 from realtime.transports.telephony_routes import default_call_owner, telephony_routes
 from realtime.transports.token_routes import token_routes
 from realtime.transports.vendor_voices import VENDOR_VOICE_ROUTES, open_webui_routes
@@ -100,7 +100,7 @@ def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiSer
         *telephony_routes(server, switchboard),
         *call_routes(server, switchboard),
         *device_routes(devices),
-        Route("/v1/audio/speech", speech, methods=["POST"]),
+        Route("/v1/audio/speech", SpeechEndpoint(server), methods=["POST"]),
         Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),
         *VOICE_ROUTES,
         *VENDOR_VOICE_ROUTES,

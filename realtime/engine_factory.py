@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,19 @@ def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
     return create_engine(model, **settings)
 
 
-def share_engine(model: Path | None, **settings: Any) -> tuple[SpeechEngine, Path]:
-    """Create an engine in its own process, not yet started, and the address for other processes. Its folder exists
-    from ``start`` to ``aclose``."""
+def share_engine(model: Path | None, **settings: Any) -> tuple[SpeechEngine, tuple[Path, ...]]:
+    """Create an engine in its own process for each device, not yet started, and the addresses for other processes.
+    Their folders exist from ``start`` to ``aclose``."""
     from engine.launch import share_engine as make_shared_engine
 
     return make_shared_engine(model, **settings)
 
 
-def connect_engine(address: Path) -> SpeechEngine:
-    """Create a client of another process's engine, not yet connected."""
+def connect_engine(addresses: Sequence[Path]) -> SpeechEngine:
+    """Create a client of another process's engines, not yet connected."""
     from engine.launch import connect_engine as make_connected_engine
 
-    return make_connected_engine(address)
+    return make_connected_engine(addresses)
 
 
 def inspect_checkpoint(model: Path) -> CheckpointReport:

@@ -1,4 +1,4 @@
-"""Gateways: processes in front of one engine, started, watched, and counted together."""
+"""Starts gateways, processes in front of one engine, restarts them, and counts them together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import mmap
 import os
 import signal
 import sys
-import threading
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,12 +17,10 @@ import msgspec
 from prometheus_client import multiprocess
 
 from engine.api import SpeechEngine
-from realtime.app import create_app, serve
 from realtime.auth import load_authenticator
 from realtime.calls.gateway_hub import GatewayHub
 from realtime.config import ServerConfig
-from realtime.engine_factory import connect_engine, engine_options, share_engine
-from realtime.logs import configure_logs
+from realtime.engine_factory import engine_options, share_engine
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.signals import STOP_SIGNALS, run_until_signal
 from realtime.transports.listener import Ports, open_listeners
@@ -78,7 +75,7 @@ RESTART_PAUSE_S = 1.0
 
 
 # ``-P`` keeps the current folder, and whatever lies in it, out of the imports.
-GATEWAY_COMMAND = (sys.executable, "-P", "-m", "realtime.gateway_supervisor")
+GATEWAY_COMMAND = (sys.executable, "-P", "-m", "realtime.gateway")
 
 
 def gateway_environment(metrics_folder: str) -> dict[str, str]:
@@ -91,8 +88,8 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan that a gateway reads from its standard input."""
 
     config: ServerConfig
-    # Address of the engine's process.
-    engine: str
+    # Addresses of the engines' processes.
+    engines: tuple[str, ...]
     # File of the tally that all gateways keep.
     tally: str
     # The names in it.
@@ -193,14 +190,14 @@ class GatewaySupervisor:
 
 
 async def serve_with_gateways(
-    config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, Path] | None = None
+    config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, tuple[Path, ...]] | None = None
 ) -> None:
-    """Serve in front of the engine that ``config`` names, or one that is ``shared`` at an address.
+    """Serve in front of the engine that ``config`` names, or those ``shared`` at their addresses.
 
     Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``.
     """
     model = Path(config.engine.model) if config.engine.model else None
-    engine, address = shared or share_engine(model, **engine_options(config))
+    engine, addresses = shared or share_engine(model, **engine_options(config))
     reserved = open_listeners(config.listen, share_port=True)
     ports = reserved.ports
     listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)
@@ -208,13 +205,13 @@ async def serve_with_gateways(
     try:
         if not await run_until_signal(engine.start()):
             return
-        folder = address.parent / "gateways"
+        folder = addresses[0].parent / "gateways"
         folder.mkdir()
         tally = folder / "tally"
         SharedUsageCounters.make_file(tally, counted, config.listen.gateways)
         plan = GatewayPlan(
             config=msgspec.structs.replace(config, listen=listen),
-            engine=str(address),
+            engines=tuple(map(str, addresses)),
             tally=str(tally),
             counted=tuple(counted),
             exchange=str(folder / "exchange"),
@@ -224,26 +221,3 @@ async def serve_with_gateways(
     finally:
         await engine.aclose()
         reserved.close()
-
-
-async def run_gateway(plan: GatewayPlan) -> None:
-    app = create_app(plan.config, connect_engine(Path(plan.engine)), plan.open_tally(), Path(plan.exchange))
-    await serve(plan.config, app, on_ready=lambda _: print("ready", flush=True), share_port=True)
-
-
-def main() -> None:
-    """A gateway. It drains when its parent is gone, too."""
-    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewayPlan)
-    configure_logs(plan.config.log)
-    threading.Thread(target=exit_with_parent, name="voicewire parent watch", daemon=True).start()
-    asyncio.run(run_gateway(plan))
-
-
-def exit_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 1):  # no input follows until the parent is gone
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    main()

@@ -282,46 +282,72 @@ async def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("waited in vain")
 
 
-async def test_loop_that_dies_fails_every_request_once_and_restarts(
+async def test_requests_go_on_after_their_loop_has_died(
     shape: ChecksumFamily, engine: EngineClient, switch: Switch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    long = dict(instruct="stop@58", lead_ms=0)  # nobody ends before the loop does
-    streams = [engine.submit(request(number, **long)) for number in range(4)]
-    streams.append(engine.submit(request(9, text="", text_closed=False)))
+    """Each gives the samples of an uninterrupted one: long ones, one that waits for text, one that was cancelled."""
+    specs = [request(number, instruct="stop@58", lead_ms=0) for number in range(4)]
+    streams = [engine.submit(spec) for spec in specs]
+    open_text = engine.submit(request(9, text="", text_closed=False))
+    open_text.push_text(TEXT[:5])
     events = aiter(streams[0])
-    heard = [await anext(events)]
-    assert isinstance(heard[0], SpeechChunk)
-    switch.step_fails = True
-    heard += [event async for event in events]
-    assert not engine.is_alive
+    first = await anext(events)
+    streams[3].cancel()
+    switch.step_fails = switch.making_fails = True
+    await wait_until(lambda: not engine.is_alive)
     with pytest.raises(EngineDead):
         engine.submit(request(5))
-    for ended in [RecordedStream(heard), *[await listen(stream) for stream in streams[1:]]]:
-        assert (ended.end.reason, ended.end.error.code) == (FinishReason.ERROR, "engine_dead")
-        assert "the device is gone" in ended.end.error.message
-    for stream in streams:
-        await stream.released()
-        stream.cancel()
-        assert [event async for event in stream] == []
-
+    later = engine.submit(request(6, segment=1))
+    streams[2].cancel()
+    await streams[2].released()
+    open_text.push_text(TEXT[5:9])
+    switch.making_fails = False
     await wait_until(lambda: engine.is_alive)
+    open_text.push_text(TEXT[9:])
+    open_text.end_input()
+
+    check_says(shape, RecordedStream([first, *[event async for event in events]]), specs[0])
+    check_says(shape, await listen(streams[1]), specs[1])
+    check_says(shape, await listen(open_text), open_text.request)
+    check_says(shape, await listen(later), later.request)
+    for stream in streams[2:]:
+        assert (await listen(stream)).end.reason is FinishReason.CANCELLED
+    await all_free(engine, *streams, open_text, later)
     assert engine.num_restarts == 1
-    check_says(shape, await listen(engine.submit(request(6))), request(6))
     assert len(engine_threads()) == 1
     assert "engine loop crashed" in caplog.text
     assert TEXT not in caplog.text
 
 
-async def test_engine_that_cannot_restart_reports_dead(
-    engine: EngineClient, switch: Switch, caplog: pytest.LogCaptureFixture
+async def test_a_request_under_two_deaths_without_audio_fails_once(
+    shape: ChecksumFamily, engine: EngineClient, switch: Switch
 ) -> None:
+    waiting, answered = engine.submit(request(text="", text_closed=False)), request(1, instruct="stop@58")
+    for number in (1, 2):
+        switch.step_fails = True
+        check_says(shape, await listen(engine.submit(answered)), answered)
+        assert engine.num_restarts == number
+    end = (await listen(waiting)).end
+    assert (end.reason, end.error.code) == (FinishReason.ERROR, "engine_dead")
+    assert "the device is gone" in end.error.message
+    await all_free(engine, waiting)
+    waiting.cancel()
+    assert [event async for event in waiting] == []
+    assert len(engine_threads()) == 1
+
+
+async def test_requests_of_an_engine_that_stays_dead_fail(
+    engine: EngineClient, switch: Switch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "RESUME_TIMEOUT_S", 0.2)
     stream = engine.submit(request(text_closed=False))
     switch.step_fails = switch.making_fails = True
     assert (await listen(stream)).end.error.code == "engine_dead"
-    await wait_until(lambda: "engine restart failed" in caplog.text)
+    assert "engine restart failed" in caplog.text
     assert not engine.is_alive
-    with pytest.raises(EngineDead):
-        engine.submit(request(1))
+    for segment in (0, 1):
+        with pytest.raises(EngineDead):
+            engine.submit(request(segment=segment))
 
 
 async def test_rising_again_is_tried_until_it_works(
@@ -332,36 +358,22 @@ async def test_rising_again_is_tried_until_it_works(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(client, "RECONNECT_DELAY_S", 0.01)
-    stream = engine.submit(request(text_closed=False))
+    stream = engine.submit(request(1))
     switch.step_fails = switch.making_fails = True
-    assert (await listen(stream)).end.error.code == "engine_dead"
     await wait_until(lambda: caplog.text.count("engine restart failed") >= 3)
     assert not engine.is_alive
     switch.making_fails = False
-    await wait_until(lambda: engine.is_alive)
+    check_says(shape, await listen(stream), request(1))
     assert engine.num_restarts == 1, "one death, however many attempts"
-    check_says(shape, await listen(engine.submit(request(1))), request(1))
-    assert len(engine_threads()) == 1
-
-
-async def test_an_engine_that_dies_again_and_again_rises_each_time(
-    shape: ChecksumFamily, engine: EngineClient, switch: Switch
-) -> None:
-    for number in range(1, 4):
-        stream = engine.submit(request(text_closed=False))
-        switch.step_fails = True
-        assert (await listen(stream)).end.error.code == "engine_dead"
-        await wait_until(lambda: engine.is_alive)
-        assert engine.num_restarts == number
-    check_says(shape, await listen(engine.submit(request(9))), request(9))
     assert len(engine_threads()) == 1
 
 
 async def test_an_engine_closed_while_it_rises_again_stays_closed(engine: EngineClient, switch: Switch) -> None:
     stream = engine.submit(request(text_closed=False))
-    switch.step_fails = True
-    assert (await listen(stream)).end.error.code == "engine_dead"
+    switch.step_fails = switch.making_fails = True
+    await wait_until(lambda: not engine.is_alive)
     await engine.aclose()
+    assert (await listen(stream)).end.reason is FinishReason.CANCELLED
     await asyncio.sleep(0.05)
     assert not engine.is_alive
     assert not engine_threads()

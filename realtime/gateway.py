@@ -1,0 +1,41 @@
+"""A gateway: the process that ``gateway_supervisor`` starts in front of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from realtime.app import create_app, serve
+from realtime.engine_factory import connect_engine
+from realtime.gateway_supervisor import GatewayPlan
+from realtime.logs import configure_logs
+
+
+async def run_gateway(plan: GatewayPlan) -> None:
+    engine = connect_engine([Path(address) for address in plan.engines])
+    app = create_app(plan.config, engine, plan.open_tally(), Path(plan.exchange))
+    await serve(plan.config, app, on_ready=lambda _: print("ready", flush=True), share_port=True)
+
+
+def main() -> None:
+    """A gateway. It drains when its parent is gone, too."""
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewayPlan)
+    configure_logs(plan.config.log)
+    threading.Thread(target=exit_with_parent, name="voicewire parent watch", daemon=True).start()
+    asyncio.run(run_gateway(plan))
+
+
+def exit_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # no input follows until the parent is gone
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()
