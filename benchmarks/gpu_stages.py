@@ -47,6 +47,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
         max_batch_size=rows,
         max_running_requests=rows,
         num_blocks=rows * (args.context // BLOCK + 1),
+        graphs=True,
         max_graph_positions=args.context + BLOCK,
         triton_kernels=not args.plain,
         disabled_kernels=tuple(args.off),

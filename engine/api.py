@@ -50,6 +50,7 @@ __all__ = [
     "RequestFinished",
     "RequestParked",
     "RequestTooLong",
+    "ResumePoint",
     "SamplingParams",
     "SpeechChunk",
     "SpeechEngine",
@@ -165,6 +166,15 @@ class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
     mel: bytes = b""
 
 
+class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where another engine left a request, which goes on from there with the same text and seed."""
+
+    # int16: ``SpeechChunk.codes`` of all its chunks, joined.
+    codes: bytes
+    # Samples received, provisional tails not counted; the next chunk begins there.
+    num_samples: int
+
+
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One segment to be spoken as one utterance."""
 
@@ -191,6 +201,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     lead_ms: int | None = None
     # Whose request it is: groups share equally what paced requests leave. Any short string that is no secret.
     group: str = ""
+    # All else must then be as it was at first, the seed given; text that came later is pushed again.
+    resume: ResumePoint | None = None
 
     @property
     def is_burst(self) -> bool:
@@ -210,6 +222,8 @@ class SpeechChunk:
     # Samples at the end that the next chunk repeats at its head, rendered with more context.
     provisional_tail_samples: int = 0
     last: bool = False
+    # int16: what was sampled since the chunk before, control tokens included.
+    codes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +309,26 @@ class EngineInfo(msgspec.Struct, frozen=True):
     # The shortest recording that ``encode_voice`` takes.
     min_sample_s: float = 1.0
     max_sample_s: float = 30.0
+
+    def check_options(self, sampling: SamplingParams, chunk_frames: tuple[int, ...]) -> None:
+        """Check ranges, and that the model supports what is set. Raises ``InvalidRequest``, which names field, range
+        and value.
+        """
+        if len(chunk_frames) > MAX_CHUNK_STEPS:
+            found = f"chunk_frames has {len(chunk_frames)} entries"
+            raise InvalidRequest(f"{found}, at most {MAX_CHUNK_STEPS} are allowed", "chunk_frames")
+        for frames in chunk_frames:
+            if frames not in CHUNK_FRAMES:
+                known = ", ".join(map(str, CHUNK_FRAMES))
+                raise InvalidRequest(f"chunk_frames must hold {known}, holds {frames}", "chunk_frames")
+        for name in self.refused_fields:
+            value = chunk_frames or None if name == "chunk_frames" else getattr(sampling, name)
+            if value is not None:
+                raise InvalidRequest(f"{name} is given; it has no meaning to {self.model}", name)
+        for name, (low, high) in {**SAMPLING_RANGES, **self.sampling_limits}.items():
+            value = getattr(sampling, name)
+            if value is not None and not low <= value <= high:
+                raise InvalidRequest(f"{name} must be {low} to {high}, is {value}", name)
 
 
 class CheckpointReport(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """``engine.api`` over a connection to an engine: on a thread, in a child process, or kept running by another process.
 
-When the connection breaks, every request fails with ``engine_dead`` at once, and the client connects again.
+When the connection breaks, the client connects again, and its requests go on where they were. They fail with
+``engine_dead`` if there is no engine within ``RESUME_TIMEOUT_S``, or if it dies once more before their next audio.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from engine.errors import OVERLOAD_RETRY_MS, ErrorInfo
 from engine.ipc import (
     LENGTH,
     CancelEncodeVoice,
+    CancelRequest,
     Command,
     EncodeVoice,
     EventsMessage,
@@ -44,7 +46,11 @@ from engine.validation import check_sample
 
 log = logging.getLogger(__name__)
 
-RECONNECT_DELAY_S = 1.0
+# Doubled with each attempt that fails.
+RECONNECT_DELAY_S = 0.05
+MAX_RECONNECT_DELAY_S = 1.0
+# Listeners of requests without an engine have long run out of audio.
+RESUME_TIMEOUT_S = 30.0
 # A step of a thousand rows is many small reads otherwise.
 READ_AHEAD_BYTES = 4 * 2**20
 
@@ -101,7 +107,12 @@ class EngineClient:
         self._stats: EngineStats | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._keeper: asyncio.Task[None] | None = None
+        # Runs while requests wait for the engine to come back.
+        self._resume_timer: asyncio.TimerHandle | None = None
         self.num_restarts = 0
+        self._num_submitted_since_stats = 0
+        # Called after the connection broke and after it came back.
+        self.on_connection_change: Callable[[], None] = lambda: None
 
     @property
     def info(self) -> EngineInfo:
@@ -113,6 +124,15 @@ class EngineClient:
     def is_alive(self) -> bool:
         return self._writer is not None
 
+    @property
+    def num_free_places(self) -> int:
+        """Decoder slots that no request holds or waits for, by the last report and what was submitted since; before
+        a report, how many requests this client has, negative."""
+        if self._stats is None:
+            return -len(self._streams)
+        num_waiting = self._stats.num_waiting + self._stats.num_waiting_burst
+        return self._stats.slots_free - num_waiting - self._num_submitted_since_stats
+
     async def start(self) -> None:
         try:
             reader = await self._connect()
@@ -123,14 +143,18 @@ class EngineClient:
 
     async def _connect(self) -> asyncio.StreamReader:
         reader, writer = await self._endpoint.connect()
-        hello = decode_message(await read_message(reader))
-        if not isinstance(hello, HelloMessage):
-            raise EngineDead(f"the engine began with {type(hello).__name__}")
+        try:
+            hello = decode_message(await read_message(reader))
+            if not isinstance(hello, HelloMessage):
+                raise EngineDead(f"the engine began with {type(hello).__name__}")
+        except BaseException:
+            writer.close()
+            raise
         self._hello, self._writer = hello, writer
         return reader
 
     async def _run_connection(self, reader: asyncio.StreamReader) -> None:
-        """Read until the connection breaks, fail what was under way, and come back."""
+        """Read until the connection breaks, come back, and go on with the requests."""
         while True:
             try:
                 while True:
@@ -141,13 +165,41 @@ class EngineClient:
                 log.exception("engine sent an invalid message")
                 self._on_disconnect()
             reader = await self._reconnect()
+            self._resume_streams()
 
     def _on_disconnect(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._writer = self._stats = None
-        self._streams.fail_all(self._endpoint.end_reason)
+        self._streams.interrupt(self._endpoint.end_reason)
+        self._resume_timer = asyncio.get_running_loop().call_later(RESUME_TIMEOUT_S, self._end_resume)
         self._fail_encodings()
+        self.on_connection_change()
+
+    def _resume_streams(self) -> None:
+        self._stop_resume_timer()
+        if len(self._streams):
+            log.warning("the engine is back: %d requests go on", len(self._streams))
+        self._streams.resume(self.info.sample_rate)
+        self.on_connection_change()
+
+    def pop_stream(self) -> EngineStream | None:
+        """Give up a request, so that another client can ``adopt`` it."""
+        return self._streams.pop()
+
+    def adopt(self, stream: EngineStream) -> None:
+        """Go on with a request of another engine."""
+        self._num_submitted_since_stats += 1
+        self._streams.adopt(stream, self.info.sample_rate)
+
+    def _end_resume(self) -> None:
+        self._resume_timer = None
+        self._streams.fail_all(self._endpoint.end_reason)
+
+    def _stop_resume_timer(self) -> None:
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
+            self._resume_timer = None
 
     def _fail_encodings(self) -> None:
         for future in self._encodings.values():
@@ -155,12 +207,14 @@ class EngineClient:
                 future.set_exception(EngineDead(self._endpoint.end_reason))
 
     async def _reconnect(self) -> asyncio.StreamReader:
+        delay_s = RECONNECT_DELAY_S
         while True:
             try:
                 reader = await self._connect()
             except Exception as error:
                 log.error("engine restart failed: %s: %s", type(error).__name__, error)
-                await asyncio.sleep(RECONNECT_DELAY_S)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, MAX_RECONNECT_DELAY_S)
             else:
                 self.num_restarts += 1
                 return reader
@@ -170,7 +224,7 @@ class EngineClient:
             case EventsMessage():
                 self._streams.dispatch(unpack_events(message, await reader.readexactly(message.num_pcm_bytes)))
             case StatsMessage(stats):
-                self._stats = stats
+                self._stats, self._num_submitted_since_stats = stats, 0
             case VoiceEncoded():
                 self._resolve_encoding(message)
 
@@ -184,8 +238,10 @@ class EngineClient:
             future.set_exception(encoding_failure(answer.error))
 
     def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> EngineStream:
-        if self._writer is None:
+        continues_reply = request.segment > 0 and self._resume_timer is not None
+        if self._writer is None and not continues_reply:
             raise EngineDead("the engine is not running")
+        self._num_submitted_since_stats += 1
         return self._streams.submit(request, wake)
 
     async def encode_voice(self, sample: ReferenceAudio) -> ClonedVoice:
@@ -222,6 +278,7 @@ class EngineClient:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
+        self._stop_resume_timer()
         self._fail_encodings()
         closing = self._streams.cancel_all()
         if self._writer is not None:
@@ -234,6 +291,8 @@ class EngineClient:
     def _send(self, command: Command) -> None:
         if self._writer is not None:
             self._writer.write(encode(command))
+        elif isinstance(command, CancelRequest):
+            self._streams.release(command.epoch)
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:

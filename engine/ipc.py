@@ -139,8 +139,8 @@ def decode_message(payload: bytes) -> Message:
 
 def pack_event(epoch: int, event: SpeechEvent | RequestReleased) -> tuple[Any, ...]:
     match event:
-        case SpeechChunk(request_id, start, pcm, tail, last):
-            return (epoch, "chunk", request_id, start, len(pcm), tail, last)
+        case SpeechChunk(request_id, start, pcm, tail, last, codes):
+            return (epoch, "chunk", request_id, start, len(pcm), tail, last, codes)
         case RequestParked(request_id, lead_ms):
             return (epoch, "starved", request_id, lead_ms)
         case RequestFinished():
@@ -164,9 +164,9 @@ def unpack_events(message: EventsMessage, pcm: bytes) -> Iterator[Emitted]:
     samples, end = np.frombuffer(pcm, np.float32), 0
     for epoch, kind, *fields in message.events:
         if kind == "chunk":
-            request_id, start, count, tail, last = fields
+            request_id, start, count, tail, last, codes = fields
             end += count
-            yield epoch, SpeechChunk(request_id, start, samples[end - count : end].copy(), tail, last)
+            yield epoch, SpeechChunk(request_id, start, samples[end - count : end].copy(), tail, last, codes)
         else:
             yield unpack_event(epoch, kind, fields)
 

@@ -99,7 +99,7 @@ class EngineLoop:
             self._wake.notify()
 
     def join(self) -> None:
-        if self._thread.ident is not None:
+        if self._thread.is_alive():
             self._thread.join()
 
     def stats(self) -> EngineStats:

@@ -1,12 +1,17 @@
-"""Requests as the asyncio side sees them: one stream each, and the table that hands events to them."""
+"""Requests as the asyncio side sees them: one stream each, and the table that hands events to them.
+
+A stream keeps what another engine needs to go on with its request: the text, the seed and the codes so far.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import re
+import secrets
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 import msgspec
 
@@ -15,6 +20,7 @@ from engine.api import (
     FinishReason,
     InvalidRequest,
     RequestFinished,
+    ResumePoint,
     SpeechChunk,
     SpeechEvent,
     SpeechRequest,
@@ -28,6 +34,9 @@ from engine.ipc import (
     SubmitRequest,
 )
 from engine.runtime.request import Emitted, RequestReleased
+
+# An engine died so often without audio in between: the request may be why.
+MAX_INTERRUPTIONS = 1
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -58,6 +67,13 @@ class EngineStream:
         self._num_samples = 0
         self._closed = request.text_closed
         self._ended = False
+        self._text_pushed: list[str] = []
+        self._codes = bytearray()
+        # Without the provisional tail.
+        self._num_final_samples = 0
+        self._num_interruptions = 0
+        # Samples played, and when that was so.
+        self._playback: tuple[int, float] | None = None
 
     @property
     def request_id(self) -> str:
@@ -67,7 +83,9 @@ class EngineStream:
         if self._closed and not self._ended:
             raise InvalidRequest("text cannot follow the end of the text", "text")
         if not self._ended:
-            self._send(PushRequestText(self._epoch, replace_surrogates(text)))
+            text = replace_surrogates(text)
+            self._text_pushed.append(text)
+            self._send(PushRequestText(self._epoch, text))
 
     def end_input(self) -> None:
         if not self._closed and not self._ended:
@@ -76,6 +94,7 @@ class EngineStream:
 
     def report_playback(self, played_samples: int) -> None:
         if not self._ended:
+            self._playback = played_samples, time.monotonic()
             self._send(ReportRequestPlayback(self._epoch, played_samples))
 
     def cancel(self) -> None:
@@ -106,13 +125,55 @@ class EngineStream:
         if self._ended:
             return
         if isinstance(event, SpeechChunk):
-            self._num_samples = event.start_sample + len(event.pcm)
+            self._record_chunk(event)
         self._ended = isinstance(event, RequestFinished)
         self._events.append(event)
         self._wake()
 
+    def fail(self, message: str) -> None:
+        self.enqueue(RequestFinished(self._request_id, FinishReason.ERROR, error=EngineDead(message).info))
+
     def mark_released(self) -> None:
         self._released.set()
+
+    # Another engine
+
+    def _record_chunk(self, chunk: SpeechChunk) -> None:
+        self._num_samples = chunk.start_sample + len(chunk.pcm)
+        self._num_final_samples = self._num_samples - chunk.provisional_tail_samples
+        self._codes += chunk.codes
+        self._num_interruptions = 0
+        if self._playback is None:
+            self._playback = 0, time.monotonic()
+
+    def interrupt(self) -> bool:
+        """Return whether another engine may go on with this request, now that its engine has died."""
+        self._num_interruptions += 1
+        return not self._ended and self._num_interruptions <= MAX_INTERRUPTIONS
+
+    def rebind(self, epoch: int, send: Callable[[Command], None]) -> None:
+        """Belong to another engine from now on."""
+        self._epoch, self._send = epoch, send
+
+    def resume(self, sample_rate: int) -> None:
+        """Let the engine go on behind the last chunk."""
+        for command in self._resume_commands(sample_rate):
+            self._send(command)
+
+    def _resume_commands(self, sample_rate: int) -> Iterator[Command]:
+        request = self.request
+        if self._num_final_samples:
+            point = ResumePoint(codes=bytes(self._codes), num_samples=self._num_final_samples)
+            request = msgspec.structs.replace(request, resume=point)
+        yield SubmitRequest(self._epoch, request)
+        if text := "".join(self._text_pushed):
+            yield PushRequestText(self._epoch, text)
+        if self._closed and not request.text_closed:
+            yield EndRequestInput(self._epoch)
+        if self._playback is not None:
+            played_samples, then_s = self._playback
+            played_samples += round((time.monotonic() - then_s) * sample_rate)
+            yield ReportRequestPlayback(self._epoch, played_samples)
 
 
 class StreamTable:
@@ -127,8 +188,12 @@ class StreamTable:
         return len(self._streams)
 
     def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> EngineStream:
+        seed = secrets.randbits(48) if request.sampling.seed is None else request.sampling.seed
         request = msgspec.structs.replace(
-            request, text=replace_surrogates(request.text), instruct=replace_surrogates(request.instruct)
+            request,
+            text=replace_surrogates(request.text),
+            instruct=replace_surrogates(request.instruct),
+            sampling=msgspec.structs.replace(request.sampling, seed=seed),
         )
         epoch = next(self._epochs)
         stream = EngineStream(request, epoch, self._send, wake)
@@ -142,10 +207,36 @@ class StreamTable:
             if stream is None:
                 continue
             if isinstance(event, RequestReleased):
-                del self._streams[epoch]
-                stream.mark_released()
+                self.release(epoch)
             else:
                 stream.enqueue(event)
+
+    def release(self, epoch: int) -> None:
+        """No engine holds anything of this request."""
+        if stream := self._streams.pop(epoch, None):
+            stream.mark_released()
+
+    def interrupt(self, message: str) -> None:
+        """The engine is gone: keep the requests that another may go on with, end the others."""
+        for epoch, stream in list(self._streams.items()):
+            if not stream.interrupt():
+                stream.fail(message)
+                self.release(epoch)
+
+    def resume(self, sample_rate: int) -> None:
+        """Another engine goes on with all requests."""
+        for stream in self._streams.values():
+            stream.resume(sample_rate)
+
+    def pop(self) -> EngineStream | None:
+        """Give up the oldest request."""
+        return self._streams.pop(next(iter(self._streams))) if self._streams else None
+
+    def adopt(self, stream: EngineStream, sample_rate: int) -> None:
+        epoch = next(self._epochs)
+        stream.rebind(epoch, self._send)
+        self._streams[epoch] = stream
+        stream.resume(sample_rate)
 
     def cancel_all(self) -> list[EngineStream]:
         """The engine is being closed; returns the streams to release once it is."""
@@ -157,7 +248,7 @@ class StreamTable:
     def fail_all(self, message: str) -> None:
         """The engine is gone: each request ends with ``engine_dead``, and holds nothing any more."""
         for stream in self._clear():
-            stream.enqueue(RequestFinished(stream.request_id, FinishReason.ERROR, error=EngineDead(message).info))
+            stream.fail(message)
             stream.mark_released()
 
     def _clear(self) -> list[EngineStream]:

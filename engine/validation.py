@@ -3,59 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
 from engine.api import (
-    CHUNK_FRAMES,
-    MAX_CHUNK_STEPS,
-    SAMPLING_RANGES,
     ClonedVoice,
     EngineInfo,
     Pcm,
     ReferenceAudio,
-    SamplingParams,
     SpeechRequest,
 )
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
 
 MAX_COUNT = 2**32 - 1
-Limits = Mapping[str, tuple[float, float]]
-NO_LIMITS: Limits = {}
 MAX_INSTRUCT_CHARS = 2_000
 MAX_TRANSCRIPT_CHARS = 2_000
 # Resampling overshoots full scale a little; numbers beyond this are no audio in -1..1.
 MAX_SAMPLE_LEVEL = 2.0
 # -80 dBFS: below any speech.
 MIN_SAMPLE_LEVEL = 1e-4
-
-
-def check_sampling(sampling: SamplingParams, limits: Limits = NO_LIMITS) -> None:
-    """``limits`` are the model's own. Raises ``InvalidRequest`` naming field, limits and value."""
-    for name, (low, high) in {**SAMPLING_RANGES, **limits}.items():
-        value = getattr(sampling, name)
-        if value is not None and not low <= value <= high:
-            raise InvalidRequest(f"{name} is {value}; it must lie in {low:g}..{high:g}", name)
-
-
-def check_fields(sampling: SamplingParams, chunk_frames: tuple[int, ...], info: EngineInfo) -> None:
-    """Check that the model supports what is asked for. Raises ``InvalidRequest`` naming what it does not."""
-    for name in info.refused_fields:
-        value = chunk_frames or None if name == "chunk_frames" else getattr(sampling, name)
-        if value is not None:
-            raise InvalidRequest(f"{name} is given; it has no meaning to {info.model}", name)
-
-
-def check_chunk_frames(chunk_frames: tuple[int, ...]) -> None:
-    if len(chunk_frames) > MAX_CHUNK_STEPS:
-        raise InvalidRequest(
-            f"chunk_frames has {len(chunk_frames)} entries; the limit is {MAX_CHUNK_STEPS}", "chunk_frames"
-        )
-    for frames in chunk_frames:
-        if frames not in CHUNK_FRAMES:
-            known = ", ".join(map(str, CHUNK_FRAMES))
-            raise InvalidRequest(f"chunk_frames holds {frames}; each must be one of {known}", "chunk_frames")
 
 
 def check_instruct(instruct: str, info: EngineInfo) -> None:
@@ -162,9 +128,7 @@ def check_sample(sample: ReferenceAudio, info: EngineInfo) -> Pcm:
 
 def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int) -> None:
     """Check what needs no model. Raises ``InvalidRequest`` or one of its kin."""
-    check_sampling(request.sampling, info.sampling_limits)
-    check_fields(request.sampling, request.chunk_frames, info)
-    check_chunk_frames(request.chunk_frames)
+    info.check_options(request.sampling, request.chunk_frames)
     check_voice(request.voice, info)
     check_instruct(request.instruct, info)
     if request.language.lower() not in info.languages:

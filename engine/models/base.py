@@ -6,6 +6,7 @@ A family is two stages. ``SpeechModel`` (the talker stage) turns inputs into cod
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -59,9 +60,9 @@ class TokenQueue:
 
 
 class VoiceReference(NamedTuple):
-    """Reference that a row's speech continues; equal keys are equal references."""
+    """Reference that a row's speech continues; equal keys are equal references, and ``None`` is used once."""
 
-    key: Hashable
+    key: Hashable | None
     # Of a recording, to be heard as if the row had spoken them.
     frames: Sequence[Sequence[int]]
     # What else of a voice the family's own decode stage asks for.
@@ -91,6 +92,8 @@ class SequenceState:
     reference: VoiceReference | None = None
     # Tokens drawn that stand for sound and were not spoken.
     num_dropped: int = 0
+    # All codes sampled, control tokens included: ``SpeechModel.codes_per_step`` for each time.
+    sampled_codes: array[int] = field(default_factory=lambda: array("h"))
 
     @property
     def num_due(self) -> int:
@@ -173,6 +176,10 @@ class SpeechModel(Protocol):
     def capabilities(self) -> ModelCapabilities: ...
     @property
     def max_positions(self) -> int: ...
+    @property
+    def codes_per_step(self) -> int:
+        """Codes that one call of ``sample`` gives a row."""
+        ...
 
     def new_sequence(self, request: SpeechRequest, seed: int) -> SequenceState:
         """State of a new request. Raises ``InvalidRequest`` and its kin."""
@@ -201,6 +208,13 @@ class SpeechModel(Protocol):
         """hidden [N, H] of the last input of each row; rows past ``len(rows)`` are padding. Draws its own noise.
 
         Row state changes only where an outcome is returned, so that a call that raises may be repeated row by row.
+        """
+        ...
+
+    def force(self, row: SequenceState, codes: Sequence[int]) -> Outcome:
+        """Return the outcome of these codes, recorded as if they had been sampled (teacher forcing).
+
+        Raises ``InvalidRequest`` for codes that cannot have been.
         """
         ...
 
@@ -248,6 +262,13 @@ class DecodeStage(Protocol):
         """Let a fresh slot go on from frames that make no sound themselves; those of a key are worked off once."""
         ...
 
+    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
+        """Let a fresh slot, not primed, go on behind a reference and frames of its own.
+
+        Returns for how many of these it makes no PCM again; that of the others comes first.
+        """
+        ...
+
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         """Queue one frame. Raises ``ValueError``, and takes nothing, when a code is in no codebook."""
         ...
@@ -293,6 +314,10 @@ class FrameProgramProtocol(Protocol):
 
     def constants(self, row: SequenceState) -> dict[str, float]:
         """Return the part of ``inputs`` that is constant for all frames of a row."""
+        ...
+
+    def restore_row(self, slot: int, row: SequenceState) -> None:
+        """Write what the device remembers of a row that begins in this slot with codes already sampled."""
         ...
 
     def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:

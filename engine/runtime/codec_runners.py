@@ -37,12 +37,15 @@ class ReferenceStates:
     def __len__(self) -> int:
         return len(self._states)
 
-    def find(self, key: Hashable) -> tuple[Tensor, Tensor] | None:
+    def find(self, key: Hashable | None) -> tuple[Tensor, Tensor] | None:
+        """Return the state; ``None`` is the key of a reference that is used once."""
         if key in self._states:
             self._states.move_to_end(key)
         return self._states.get(key)
 
-    def add(self, key: Hashable, state: tuple[Tensor, Tensor]) -> None:
+    def add(self, key: Hashable | None, state: tuple[Tensor, Tensor]) -> None:
+        if key is None:
+            return
         self._states[key] = state
         while len(self._states) > self._max_states:
             self._states.popitem(last=False)
@@ -152,7 +155,7 @@ class EagerCodec:
     def is_priming(self) -> bool:
         return bool(self.jobs)
 
-    def prime(self, slot: int, reference: VoiceReference) -> None:
+    def prime(self, slot: int, reference: VoiceReference, num_emitted: int = 0) -> None:
         if not self._restore(slot, reference.key):
             self.jobs[slot] = PrimingJob(reference)
 
@@ -316,8 +319,9 @@ class GraphCodec:
             return describe(error)
         return None
 
-    def prime(self, slot: int, reference: VoiceReference) -> None:
-        self.num_primed[slot] = len(reference.frames)
+    def prime(self, slot: int, reference: VoiceReference, num_emitted: int = 0) -> None:
+        # ``launch`` counts the slot's own frames from its first.
+        self.num_primed[slot] = len(reference.frames) - num_emitted
         self.primings[slot] = self.lane.run(lambda: self._prime(slot, reference))
 
     def _prime(self, slot: int, reference: VoiceReference) -> None:

@@ -63,7 +63,9 @@ class CodecRunner(Protocol):
 
     def close(self, slot: int) -> None: ...
 
-    def prime(self, slot: int, reference: VoiceReference) -> None: ...
+    def prime(self, slot: int, reference: VoiceReference, num_emitted: int = 0) -> None:
+        """Decode the reference's frames, of which the last ``num_emitted`` count as the slot's own."""
+        ...
 
     def push(self, slot: int, codes: Sequence[int]) -> None:
         """Queue one frame. Raises ``ValueError`` for a code outside the codebook."""
@@ -126,6 +128,18 @@ class CodecStage:
         """Queue the reference's frames, or what is kept of having decoded them. What that raises comes with the slot's
         first chunk."""
         self.codec.prime(slot, reference)
+
+    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
+        """Decode the frames again without keeping their PCM. What that raises comes with the first chunk.
+
+        The last few are not enough: a decoder may carry a phase that depends on all of them.
+        """
+        past = [*(reference.frames if reference else ()), *frames]
+        for counter in (self.num_fed, self.num_launched, self.num_emitted):
+            counter[slot] = len(frames)
+        if past:
+            self.codec.prime(slot, VoiceReference(None, past), num_emitted=len(frames))
+        return len(frames)
 
     @property
     def num_waiting(self) -> Numbers:

@@ -201,20 +201,34 @@ class Engine:
                 self.emit_chunk(request, chunk)
 
     def emit_chunk(self, request: Request, chunk: DecodedAudio) -> None:
-        now = self.requests.clock()
-        fresh = len(chunk.pcm) - chunk.overlap_samples
-        start = request.clock.num_emitted - chunk.overlap_samples
+        now, pcm = self.requests.clock(), chunk.pcm
         request.num_pending_frames = self.stage.num_pending(request.held_slot)
+        if request.resumption is not None:
+            pcm = request.resumption.skip_received(pcm)
+            if not len(pcm):
+                return
+        fresh = len(pcm) - chunk.overlap_samples
+        start = request.clock.num_emitted - chunk.overlap_samples
         if request.first_chunk_s is None:
             request.first_chunk_s = now
         last = request.phase is RequestPhase.DRAINING and request.num_pending_frames == 0
-        event = SpeechChunk(request.spec.request_id, start, chunk.pcm, chunk.provisional_tail_samples, last)
         request.clock.emit(fresh, now)
+        codes = self.pop_codes(request)
+        event = SpeechChunk(request.spec.request_id, start, pcm, chunk.provisional_tail_samples, last, codes)
         request.last_sent = last
         self.requests.events.append((request.epoch, event))
         request.num_chunks += 1
-        if request.silence.push(chunk.pcm, armed=request.row.text.closed and not request.row.text.num_waiting):
+        if request.silence.push(pcm, armed=request.row.text.closed and not request.row.text.num_waiting):
             self.drain_decoder(request, FinishReason.SILENCE)
+
+    def pop_codes(self, request: Request) -> bytes:
+        """Codes that another engine would need to go on behind this chunk, and that were not sent before."""
+        codes, start = request.row.sampled_codes, request.num_codes_sent
+        end = len(codes)
+        if self.stage.chunk_frames == 1:
+            end = request.clock.num_emitted // self.stage.frame_samples * self.model.codes_per_step
+        request.num_codes_sent = max(start, min(end, len(codes)))
+        return codes[start:end].tobytes()
 
     def retire_finished(self) -> None:
         """Requests whose last frame has left end here."""

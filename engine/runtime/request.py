@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.api import FinishReason, SpeechEvent, SpeechRequest
+from engine.api import FinishReason, InvalidRequest, Pcm, ResumePoint, SpeechEvent, SpeechRequest
 from engine.errors import ErrorInfo
 from engine.models.base import SequenceState
 
@@ -70,6 +70,40 @@ class PlaybackClock:
         return 0.0 if self.dry_at_s is None else max(0.0, self.dry_at_s - now_s)
 
 
+@dataclass(slots=True)
+class Resumption:
+    """How a request comes back to where another engine left it: codes still to force, and PCM not to send again."""
+
+    codes: deque[Sequence[int]]
+    # Samples that the decode stage makes once more, and that were received.
+    num_samples: int
+    # Frames that the codes made, until the decode stage has them.
+    frames: list[Sequence[int]] = field(default_factory=list)
+    is_decoding: bool = False
+
+    @classmethod
+    def from_point(cls, point: ResumePoint, codes_per_step: int, frame_samples: int, has_lookahead: bool) -> Self:
+        """Parse a point. Without lookahead, frames that were not received are sampled again.
+
+        Raises ``InvalidRequest`` if the codes cannot have made so many samples.
+        """
+        step_bytes = 2 * codes_per_step
+        if len(point.codes) % step_bytes:
+            found = f"resume.codes has {len(point.codes)} bytes"
+            raise InvalidRequest(f"{found}; each step has {step_bytes}", "resume.codes")
+        steps = np.frombuffer(point.codes, np.int16).reshape(-1, codes_per_step).tolist()
+        if not 0 <= point.num_samples <= len(steps) * frame_samples:
+            limits = f"with these codes it must lie in 0..{len(steps) * frame_samples}"
+            raise InvalidRequest(f"resume.num_samples is {point.num_samples}; {limits}", "resume.num_samples")
+        num_steps = len(steps) if has_lookahead else point.num_samples // frame_samples
+        return cls(deque(steps[:num_steps]), point.num_samples)
+
+    def skip_received(self, pcm: Pcm) -> Pcm:
+        num_skipped = min(self.num_samples, len(pcm))
+        self.num_samples -= num_skipped
+        return pcm[num_skipped:]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """``epoch`` is unique for ever: late output of an earlier request with the same id finds no taker."""
@@ -103,6 +137,9 @@ class Request:
     first_chunk_s: float | None = None
     num_chunks: int = 0
     last_sent: bool = False
+    # Of ``row.sampled_codes``, in chunks that left.
+    num_codes_sent: int = 0
+    resumption: Resumption | None = None
     finish_reason: FinishReason | None = None
     # (code, message).
     error: ErrorInfo | None = None

@@ -19,6 +19,7 @@ from engine.runtime.request import (
     Request,
     RequestPhase,
     RequestReleased,
+    Resumption,
     SilenceGuard,
 )
 from engine.runtime.scheduler import Scheduler
@@ -84,7 +85,7 @@ class RequestManager:
         beside the other paced ones; burst rows take only what those leave."""
         self.queue_limits.check(self.counts, spec)
         num_paced, frame_s = self.counts.num_paced, self.config.admission_utilization * self.scheduler.frame_s
-        is_one_more = num_paced > 0 and not spec.is_burst and spec.segment == 0
+        is_one_more = num_paced > 0 and not spec.is_burst and spec.segment == 0 and spec.resume is None
         if is_one_more and not self.scheduler.step_model.can_sustain(num_paced + 1, frame_s):
             raise EngineOverloaded(
                 f"one more than {num_paced} paced requests would be heard with gaps", OVERLOAD_RETRY_MS
@@ -103,13 +104,29 @@ class RequestManager:
             seed=seed,
             row=row,
             tokens=self.model.tokenizer.incremental(),
-            clock=PlaybackClock(self.sample_rate),
+            clock=self.playback_clock(spec),
             silence=SilenceGuard(int(self.config.silence_limit_s * self.sample_rate), SILENCE_DBFS),
             loop=LoopGuard(self.config.loop_limit_frames, MAX_LOOP_PERIOD),
             prefix_key=self.model.prefix_key(row),
             submitted_s=self.clock(),
             frame_cap=self.frame_cap(spec, row),
+            resumption=self.resumption(spec),
+            num_codes_sent=len(spec.resume.codes) // 2 if spec.resume else 0,
         )
+
+    def playback_clock(self, spec: SpeechRequest) -> PlaybackClock:
+        """The listener of a resumed request has its audio up to there, and may have played all of it."""
+        clock = PlaybackClock(self.sample_rate)
+        if spec.resume is not None:
+            clock.emit(spec.resume.num_samples, self.clock())
+            clock.report(spec.resume.num_samples, self.clock())
+        return clock
+
+    def resumption(self, spec: SpeechRequest) -> Resumption | None:
+        if spec.resume is None:
+            return None
+        stage, size = self.scheduler.stage, self.model.codes_per_step
+        return Resumption.from_point(spec.resume, size, stage.frame_samples, stage.chunk_frames > 1)
 
     def push_text(self, epoch: int, text: str) -> None:
         request = self.active.get(epoch)

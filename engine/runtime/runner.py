@@ -277,6 +277,7 @@ class GraphRunner(ModelRunner):
         slot = request.held_slot
         if self._holders[slot] is not request:
             self._holders[slot] = request
+            self.program.restore_row(slot, request.row)
             for name, value in self.program.constants(request.row).items():
                 if name not in self._constants:
                     kind = self.program.inputs.host[name].dtype

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool, PrefixCache
-from engine.models.base import AwaitText, DecodeStage, SpeechModel
+from engine.models.base import AwaitText, DecodeStage, FrameOutcome, SpeechModel, TalkerInputs
 from engine.runtime.admission import DEADLINE_S, FairShares, StepBudget, WaitingQueue, burst_share
-from engine.runtime.request import Request, RequestPhase, ScheduledWork, ShareKey, StepBatch
+from engine.runtime.request import Request, RequestPhase, Resumption, ScheduledWork, ShareKey, StepBatch
 from engine.runtime.step_model import StepModel
 
 ROUNDING_S = 1e-9
@@ -104,14 +105,14 @@ class Scheduler:
 
     def paced_slack_s(self, now_s: float) -> float:
         """Return how long a step with burst rows may take without delaying a paced row; ``inf`` where none was there
-        lately, and 0 while one of them has text and no audio yet."""
-        paced = [request for request in self.running if not request.is_burst]
-        if paced or self.waiting.num_paced:
+        lately, and 0 while one of them has text and no audio yet. Without burst rows it is not computed."""
+        if len(self.running) > self.num_burst_slots or self.waiting.num_paced:
             self._last_paced_s = now_s
         self.spares_paced = now_s - self._last_paced_s <= PACED_MEMORY_S
-        if not self.spares_paced:
+        if not self.spares_paced or not self.num_burst_slots:
             return math.inf
-        return min((self.slack_s(request, now_s) for request in paced), default=MAX_IDLE_SLACK_S)
+        slacks = (self.slack_s(request, now_s) for request in self.running if not request.is_burst)
+        return min(slacks, default=MAX_IDLE_SLACK_S)
 
     def slack_s(self, request: Request, now_s: float) -> float:
         """Return the time until a paced row must be computed in a step without burst rows."""
@@ -201,7 +202,7 @@ class Scheduler:
 
     def prime(self, request: Request, slot: int) -> None:
         """Give the voice's reference codes to the decode stage. A failure ends this request only."""
-        if request.row.reference is None:
+        if request.row.reference is None or request.resumption is not None:
             return
         try:
             self.stage.prime(slot, request.row.reference)
@@ -241,7 +242,7 @@ class Scheduler:
         """Ask the model what to feed; False parks the request, or fails it."""
         request.has_new_text, row = False, request.row
         try:
-            found = self.model.next_input(row)
+            found = self.model.next_input(row) if request.resumption is None else self.next_inputs(request)
         except Exception as error:
             self.fail(request, error)
             return False
@@ -254,6 +255,39 @@ class Scheduler:
         row.inputs += found.inputs
         row.sample_pending = found.sample
         return True
+
+    def next_inputs(self, request: Request) -> AwaitText | TalkerInputs:
+        """Return all inputs of a resumed request up to its last forced code, then what the model asks for."""
+        found, resumption = self.model.next_input(request.row), request.resumption
+        if resumption is None or resumption.is_decoding:
+            return found
+        inputs: list[Any] = []
+        while resumption.codes and isinstance(found, TalkerInputs) and (found.sample or inputs):
+            inputs += found.inputs
+            if found.sample:
+                self.force(request, resumption)
+            found = self.model.next_input(request.row)
+        if not resumption.codes:
+            self.resume_decoder(request, resumption)
+        if isinstance(found, AwaitText):
+            return TalkerInputs(inputs, sample=False) if inputs else found
+        return TalkerInputs([*inputs, *found.inputs], found.sample)
+
+    def force(self, request: Request, resumption: Resumption) -> None:
+        outcome = self.model.force(request.row, resumption.codes.popleft())
+        if isinstance(outcome, FrameOutcome):
+            request.num_frames += 1
+            request.loop.push(outcome.codes[0])
+            resumption.frames.append(outcome.codes)
+            if request.num_frames + 1 >= request.frame_cap:
+                # The last frame ends the request when it is sampled.
+                resumption.codes.clear()
+
+    def resume_decoder(self, request: Request, resumption: Resumption) -> None:
+        num_skipped = self.stage.resume(request.held_slot, request.row.reference, resumption.frames)
+        resumption.num_samples -= num_skipped * self.stage.frame_samples
+        resumption.is_decoding, resumption.frames = True, []
+        request.num_pending_frames = self.stage.num_pending(request.held_slot)
 
     def restore_prefix(self, request: Request, may_grow: bool) -> bool:
         """Fill a row that starts, or starts again, from its voice's prefix; False when blocks are short."""

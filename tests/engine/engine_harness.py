@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from engine.api import FinishReason, Pcm, RequestFinished, RequestParked, SpeechChunk, SpeechEvent, SpeechRequest
+from engine.api import (
+    FinishReason,
+    Pcm,
+    RequestFinished,
+    RequestParked,
+    ResumePoint,
+    SamplingParams,
+    SpeechChunk,
+    SpeechEvent,
+    SpeechRequest,
+)
 from engine.runtime.engine import Engine
 from engine.runtime.request import Request, RequestPhase, RequestReleased, StepBatch
 
@@ -22,6 +33,17 @@ class RecordedRequest:
     events: list[SpeechEvent] = field(default_factory=list)
     released: bool = False
     num_samples: int = 0
+    # What it went on from.
+    before: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @property
+    def point(self) -> ResumePoint | None:
+        """Where another engine can go on: none while nothing has been received."""
+        tail = self.chunks[-1].provisional_tail_samples if self.chunks else 0
+        codes = self.spec.resume.codes if self.spec.resume else b""
+        received = self.num_samples - tail
+        point = ResumePoint(codes=codes + b"".join(chunk.codes for chunk in self.chunks), num_samples=received)
+        return point if received else None
 
     def take(self, event: SpeechEvent | RequestReleased) -> None:
         assert not self.released, "an event after Released"
@@ -66,7 +88,7 @@ class RecordedRequest:
     @property
     def pcm(self) -> Pcm:
         """Without crossfades: what comes again is taken as it came first."""
-        end, pieces = 0, [np.zeros(0, np.float32)]
+        end, pieces = len(self.before), [self.before]
         for chunk in self.chunks:
             pieces.append(chunk.pcm[end - chunk.start_sample :])
             end = chunk.start_sample + len(chunk.pcm)
@@ -103,6 +125,8 @@ class EngineHarness:
         epoch = self.num_submitted
         request = SpeechRequest(**({"request_id": f"r{epoch}"} | spec))  # type: ignore[arg-type]
         self.heard[epoch] = RecordedRequest(request)
+        if request.resume is not None:
+            self.heard[epoch].num_samples = request.resume.num_samples
         self.engine.requests.submit(request, epoch)
         self.collect()
         return epoch
@@ -176,3 +200,25 @@ class EngineHarness:
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
         assert self.engine.stage.slots.num_free == self.engine.stage.slots.num_slots
         assert not self.engine.scheduler.waiting
+
+
+def check_takeover(make: Callable[[], EngineHarness], tolerance: float, **spec: Any) -> None:
+    """Another engine, busy with another request, goes on after some chunks with the samples of an uncut request."""
+    whole = make()
+    uncut = whole.heard[whole.submit(**spec)]
+    whole.run()
+    assert len(uncut.chunks) > 2, uncut.end
+    for num_chunks in (1, len(uncut.chunks) // 2, len(uncut.chunks) - 1):
+        last = uncut.chunks[num_chunks - 1]
+        received = RecordedRequest(uncut.spec, list(uncut.chunks[:num_chunks]), num_samples=last.start_sample)
+        received.num_samples += len(last.pcm)
+        other = make()
+        other.submit(**(spec | {"text": "another", "sampling": SamplingParams(seed=99, min_new_tokens=9)}))
+        other.step()
+        resumed = other.heard[other.submit(**spec, resume=received.point)]
+        resumed.before = received.pcm
+        other.run()
+        other.check_idle()
+        assert resumed.reason == uncut.reason
+        np.testing.assert_allclose(resumed.pcm, uncut.pcm, rtol=0, atol=tolerance)
+        assert resumed.point == uncut.point

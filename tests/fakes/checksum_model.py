@@ -43,6 +43,7 @@ from engine.text.tokenizer import IncrementalEncoder
 KV_SHAPE = KVShape(num_layers=2, num_kv_heads=1, head_dim=4)
 LAYER_STEP, POSITION_STEP, ITEM_STEP, DIGITS = 97, 40_503, 2_654_435_761, 16
 SHIFTS = np.arange(5, 5 + 4 * KV_SHAPE.head_dim, 4)
+CONTROL_CODE = -1
 # Rows in front of the text, by voice.
 VOICES = {"ada": (7, 7, 1), "bo": (7, 7, 2, 2, 2)}
 
@@ -121,6 +122,7 @@ class ChecksumTalker:
     voices = tuple(VoiceInfo(name, ("auto",)) for name in VOICES)
     max_positions = 4096
     name = "shaped"
+    codes_per_step = 1
 
     def __init__(self) -> None:
         self.tokenizer = CharTokenizer()
@@ -184,9 +186,21 @@ class ChecksumTalker:
         if not np.isfinite(sums).all():
             return FailedOutcome("the talker's output is not finite")
         outcome = self.decide(row, row.draw([round(value) for value in sums]))
+        if not isinstance(outcome, StopOutcome):
+            self.record(row, outcome)
+        return outcome
+
+    def record(self, row: ChecksumSequence, outcome: Outcome) -> None:
+        codes = outcome.codes if isinstance(outcome, FrameOutcome) else [CONTROL_CODE]
         row.num_sampled += 1
+        row.sampled_codes.extend(codes)
         if isinstance(outcome, FrameOutcome):
-            row.codes.append(list(outcome.codes))
+            row.codes.append(list(codes))
+
+    def force(self, row: SequenceState, codes: Sequence[int]) -> Outcome:
+        assert isinstance(row, ChecksumSequence)
+        outcome = FrameOutcome(codes)
+        self.record(row, outcome)
         return outcome
 
 

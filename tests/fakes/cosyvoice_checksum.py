@@ -27,7 +27,7 @@ from engine.models.base import (
 )
 from engine.program.slots import SlotTable
 from engine.runtime.call_planner import NO_PREFERENCE
-from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
+from tests.fakes.checksum_model import CONTROL_CODE, ChecksumSequence, ChecksumTalker
 
 NUM_TOKENS = 6561
 # One that the flow raises for, and one in no codebook. No healthy row draws either.
@@ -82,14 +82,32 @@ class CosyVoiceChecksumTalker(ChecksumTalker):
         if row.is_final and row.ends(draw % 16 == 0 or row.num_final == MAX_FINAL_TOKENS):
             return StopOutcome()
         if not row.is_final and row.num_in_block and draw % 16 == 0:
-            row.num_in_block = BLOCK_SPEECH
-            return ControlOutcome()
-        row.num_final += row.is_final
-        row.num_in_block += 1
-        row.unfed = (draw >> 8) % POISON_TOKEN
+            return self.end_block(row)
+        token = (draw >> 8) % POISON_TOKEN
+        self.count_token(row, token)
         if row.fault.triggers("code", len(row.codes)):
             return FrameOutcome([BAD_TOKEN])
-        return FrameOutcome([POISON_TOKEN if row.fault.triggers("decode", len(row.codes)) else row.unfed])
+        return FrameOutcome([POISON_TOKEN if row.fault.triggers("decode", len(row.codes)) else token])
+
+    def end_block(self, row: CosyRow) -> ControlOutcome:
+        row.num_in_block = BLOCK_SPEECH
+        return ControlOutcome()
+
+    def count_token(self, row: CosyRow, token: int) -> None:
+        row.num_final += row.is_final
+        row.num_in_block += 1
+        row.unfed = token
+
+    def force(self, row: SequenceState, codes: Sequence[int]) -> Outcome:
+        assert isinstance(row, CosyRow)
+        (token,) = codes
+        if token == CONTROL_CODE:
+            outcome: Outcome = self.end_block(row)
+        else:
+            self.count_token(row, token)
+            outcome = FrameOutcome(codes)
+        self.record(row, outcome)
+        return outcome
 
 
 @dataclass(slots=True)
@@ -174,6 +192,11 @@ class FakeSlicedDecodeStage:
 
     def prime(self, slot: int, reference: VoiceReference) -> None:
         raise NotImplementedError("this family has no recordings")
+
+    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
+        for codes in frames:
+            self.feed(slot, codes)
+        return 0
 
     def step(
         self, slack_s: Mapping[int, float], wanted_frames: Mapping[int, int] = NO_PREFERENCE

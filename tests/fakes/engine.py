@@ -108,7 +108,8 @@ class FakeSpeechEngine:
             self._check(request)
         except EngineError as error:
             return error
-        if request.segment == 0 and self.stats().num_waiting >= self._max_waiting:
+        num_active = sum(not stream.ended for stream in self.streams.values())
+        if request.segment == 0 and num_active >= self._num_slots + self._max_waiting:
             return EngineOverloaded(f"max_queued_requests is {self._max_waiting}", retry_after_ms=500)
         return None
 

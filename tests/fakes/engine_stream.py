@@ -68,6 +68,11 @@ class FakeSpeechStream:
         return self._request.request_id
 
     @property
+    def ended(self) -> bool:
+        """True once the terminal event is queued; the slot comes free later."""
+        return self._ended
+
+    @property
     def num_blocks(self) -> int:
         return 1 + self.num_frames // BLOCK_FRAMES
 

@@ -45,6 +45,7 @@ class QwenRow(ChecksumSequence):
 
 class QwenChecksumTalker(ChecksumTalker):
     name = "qwen-shaped"
+    codes_per_step = NUM_BOOKS
 
     def make_row(self, request: SpeechRequest) -> QwenRow:
         layout = request.layout

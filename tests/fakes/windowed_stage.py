@@ -55,6 +55,10 @@ class WindowedDecodeStage:
     def prime(self, slot: int, reference: VoiceReference) -> None:
         self.windows[slot].frames = list(reference.frames[-self.context_frames :])
 
+    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
+        self.windows[slot].frames = [*(reference.frames if reference else ()), *frames][-self.context_frames :]
+        return len(frames)
+
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         if not all(0 <= code < self.codec.config.codebook_size for code in codes):
             raise ValueError(f"codes {codes} are outside the codebook")

@@ -131,6 +131,14 @@ class CosyDecodeStage:
                 return
         row.begin(prompt)
 
+    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
+        """A frame is made from all before it: all are made again."""
+        if reference is not None:
+            self.prime(slot, reference)
+        for codes in frames:
+            self.feed(slot, codes)
+        return 0
+
     def prepare_prompt(self, reference: VoiceReference) -> PromptSequence:
         voice = reference.prompt
         tokens = voice.tokens.tolist()

@@ -122,6 +122,10 @@ class CosyVoice3:
     def max_positions(self) -> int:
         return self.config.talker.max_positions
 
+    @property
+    def codes_per_step(self) -> int:
+        return 1
+
     def new_sequence(self, request: SpeechRequest, seed: int) -> CosySequence:
         voice = self._voice(request.voice)
         sentence = known_sentence(request.instruct, self.settings.allow_untrained_instructions)
@@ -231,13 +235,23 @@ class CosyVoice3:
             return StopOutcome(at_limit=True)
         ids = self.config.talker.speech_ids
         if row.phase is SamplingPhase.BLOCK and token == ids.fill:
+            row.sampled_codes.append(token)
             self.bistream.end_block(row)
             return ControlOutcome()
         if token >= ids.num_codes:
             return StopOutcome()
+        row.sampled_codes.append(token)
         row.record_token(token)
         if row.phase is SamplingPhase.BLOCK:
             self.bistream.record_token(row, token)
         else:
             row.unfed = token
         return ControlOutcome() if row.record_silence(token) else FrameOutcome((token,))
+
+    def force(self, row: SequenceState, codes: Sequence[int]) -> Outcome:
+        assert isinstance(row, CosySequence)
+        (token,) = codes
+        outcome = self.outcome(row, token, finite=True) if token >= 0 else StopOutcome()
+        if isinstance(outcome, StopOutcome):
+            raise InvalidRequest(f"resume.codes holds {token}, which ends the speech", "resume.codes")
+        return outcome

@@ -152,6 +152,9 @@ class TalkerProgram:
             "place": row.segment << 8,
         }
 
+    def restore_row(self, slot: int, row: SequenceState) -> None:
+        """Do nothing: the host writes all of a row for each step."""
+
     def stage_rows(self, rows: Sequence[SequenceState], start: int = 0) -> None:
         inputs, end = self.inputs.host, start + len(rows)
         speech = cast(Sequence[CosySequence], rows)

@@ -18,11 +18,11 @@ from torch import Tensor
 from engine.memory.kv_cache import PagedKV
 from engine.models.base import FailedOutcome, FrameOutcome, Outcome, SequenceState, StopOutcome
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.models.qwen3_tts.prompt import NO_TOKEN, FrameLog, PromptPosition, QwenSequence
+from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptPosition, QwenSequence
 from engine.ops.params import ResidualStream, SamplingTensors
 from engine.ops.reference_ops import ReferenceOps
 from engine.ops.stack import StackLayer, rope_tables, run_layers
-from engine.program.buffers import StaticBuffers
+from engine.program.buffers import StaticBuffers, to_device
 
 if TYPE_CHECKING:
     from engine.models.qwen3_tts.config import Qwen3TTSConfig
@@ -287,10 +287,12 @@ class FrameInputs(FrameProgram):
         tokens["text"][start:end] = [item.text for item in items]
         tokens["ids"][start:end] = [self.ids_of(row, item) for item in items]
 
-    def log_of(self, row: QwenSequence) -> FrameLog:
-        if not isinstance(row.codes, FrameLog):
-            row.codes = FrameLog(self.num_books)
-        return row.codes
+    def restore_row(self, slot: int, row: SequenceState) -> None:
+        """Write its last frame, and the codes that are penalized."""
+        assert isinstance(row, QwenSequence)
+        if row.codes:
+            self.last[slot] = to_device(list(row.codes[-1]), torch.int64, self.device) + self.offsets
+            self.seen[slot] = row.seen
 
     def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
         """Return the outcomes of a frame. The engine needs code 0; the device has the rest."""
@@ -303,6 +305,6 @@ class FrameInputs(FrameProgram):
             elif first[index] == self.eos:
                 found.append(STOP)
             else:
-                self.log_of(row).add_bytes(frames[index * size : (index + 1) * size])
+                row.codes.add_bytes(frames[index * size : (index + 1) * size])
                 found.append(self.frame_outcomes[first[index]])
         return found

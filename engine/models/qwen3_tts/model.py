@@ -110,6 +110,10 @@ class Qwen3TTS:
     def max_positions(self) -> int:
         return self.config.talker.max_position_embeddings
 
+    @property
+    def codes_per_step(self) -> int:
+        return self.config.talker.num_code_groups
+
     def new_sequence(self, request: SpeechRequest, seed: int) -> QwenSequence:
         sampling, defaults = request.sampling, self.config.generation
         voice = self.voice_shelf.get(request.voice) if isinstance(request.voice, ClonedVoice) else None
@@ -126,6 +130,7 @@ class Qwen3TTS:
             voice=voice,
             layout=layout,
             num_transcript_fed=voice.num_prefix_ids(layout) if voice else 0,
+            num_codes=self.codes_per_step,
             seen=torch.zeros(self.config.talker.vocab_size, dtype=torch.bool, device=self.device),
             seed=seed,
             segment=request.segment,
@@ -237,6 +242,15 @@ class Qwen3TTS:
             return FailedOutcome("the talker's output is not finite")
         if codes[0] == self.config.talker.control.eos:
             return StopOutcome()
+        row.record_frame(codes)
+        return FrameOutcome(codes)
+
+    def force(self, row: SequenceState, codes: Sequence[int]) -> FrameOutcome:
+        assert isinstance(row, QwenSequence)
+        for code in codes:
+            if not 0 <= code < self.config.talker.num_codes:
+                limits = f"it must lie in 0..{self.config.talker.num_codes - 1}"
+                raise InvalidRequest(f"resume.codes holds {code}; {limits}", "resume.codes")
         row.record_frame(codes)
         return FrameOutcome(codes)
 

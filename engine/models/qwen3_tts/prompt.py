@@ -20,12 +20,14 @@ from engine.ops.sampler import RowSamplingParams
 
 
 class FrameLog(Sequence[Sequence[int]]):
-    """16-bit codes in one array a row: a list of numbers for each frame takes ten times the memory, and thousands of
-    rows of them stop the engine for a tenth of a second whenever Python's collector looks through them.
+    """Frames of ``num_codes`` 16-bit codes, in one array for a row.
+
+    A list of numbers for each frame takes ten times the memory, and thousands of rows of them stop the engine for a
+    tenth of a second whenever Python's collector looks through them.
     """
 
-    def __init__(self, num_codes: int) -> None:
-        self._codes = array("h")
+    def __init__(self, num_codes: int, codes: array[int] | None = None) -> None:
+        self._codes = array("h") if codes is None else codes
         self._size = num_codes
 
     def __len__(self) -> int:
@@ -65,7 +67,7 @@ class QwenSequence(SequenceState):
     eos_fed: bool = False
     prompted: bool = False
     num_transcript_fed: int = 0
-    codes: list[Sequence[int]] | FrameLog = field(default_factory=list)
+    num_codes: int = 1
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     seed: int = 0
     segment: int = 0
@@ -74,6 +76,10 @@ class QwenSequence(SequenceState):
     penalty: float = 1.05
     repetition_window: int | None = None
     min_new_tokens: int = 2
+    codes: FrameLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.codes = FrameLog(self.num_codes, self.sampled_codes)
 
     def frame_of(self, item: PromptPosition) -> Sequence[int]:
         """The codes that an input adds up: of the recording, or of what the row has spoken."""
@@ -81,7 +87,7 @@ class QwenSequence(SequenceState):
             return self.voice.codes[item.reference]
         return self.codes[item.frame]
 
-    def record_frame(self, codes: list[int]) -> None:
+    def record_frame(self, codes: Sequence[int]) -> None:
         """One more frame: its code 0 is penalized from now on, or as long as it is in the window."""
         self.codes.append(codes)
         self.seen[codes[0]] = True

@@ -4,6 +4,7 @@ would have said alone, ends once, and leaves nothing behind.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 from typing import Any
@@ -120,6 +121,33 @@ class EngineLaws(RuleBasedStateMachine):
         assert self.recorder.heard[epoch].end is not None
 
     @precondition(lambda self: self.texts)
+    @rule(data=st.data(), pieces=st.booleans())
+    def take_over(self, data: st.DataObject, pieces: bool) -> None:
+        """What was received goes on as another request, as on another engine; the first one ends."""
+        epoch = data.draw(st.sampled_from(sorted(self.texts)))
+        heard = self.recorder.heard[epoch]
+        point = heard.point
+        if heard.end is not None or point is None:
+            return
+        pcm, text, first = heard.pcm[: point.num_samples], self.texts[epoch], heard.spec.text
+        self.recorder.cancel(epoch)
+        spec = {name: getattr(heard.spec, name) for name in ("voice", "lead_ms", "max_frames", "layout", "sampling")}
+        is_open = epoch in self.open
+        closed = heard.spec.text_closed
+        new = self.recorder.submit(text=first, text_closed=closed, resume=point, **spec)
+        self.recorder.heard[new].before = pcm
+        self.texts[new] = text
+        if pieces:
+            self.step(1)
+        if not closed:
+            self.recorder.push_text(new, text[len(first) :])
+        self.open.discard(epoch)
+        if is_open:
+            self.open.add(new)
+        elif not closed:
+            self.recorder.end_input(new)
+
+    @precondition(lambda self: self.texts)
     @rule(data=st.data(), share=st.floats(-0.1, 1.2))
     def report_playback(self, data: st.DataObject, share: float) -> None:
         epoch = data.draw(st.sampled_from(sorted(self.texts)))
@@ -222,6 +250,46 @@ TestWindowedLaws = WindowedLaws.TestCase
 TestWindowedLaws.settings = LAW_SETTINGS
 TestCosyVoiceLaws = CosyVoiceLaws.TestCase
 TestCosyVoiceLaws.settings = LAW_SETTINGS
+
+
+# -- another engine goes on --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_frames", [None, 29])
+@pytest.mark.parametrize("closed", [False, True])
+def test_another_engine_goes_on_at_the_next_sample(shape: ChecksumFamily, closed: bool, max_frames: int | None) -> None:
+    """After any chunk, whether its text is all there, arrives in pieces, or was closed at the start."""
+    text, first = "abcdefghijkl", "abcdefghijkl" if closed else "abc"
+    spec = dict(text=first, text_closed=closed, sampling=SamplingParams(seed=5), max_frames=max_frames)
+    spec |= dict(instruct="stop@40", lead_ms=9000)
+    whole = recorder(shape)
+    epoch = whole.submit(**spec)
+    for piece in (text[3:7], text[7:]) if not closed else ():
+        whole.run()
+        whole.push_text(epoch, piece)
+    whole.end_input(epoch)
+    whole.run()
+    heard = whole.heard[epoch]
+    check_says(shape, heard, text)
+    for num_chunks in range(1, len(heard.chunks)):
+        received = dataclasses.replace(heard, events=list(heard.chunks[:num_chunks]))
+        received.num_samples = received.chunks[-1].start_sample + len(received.chunks[-1].pcm)
+        other = recorder(shape)
+        resumed = other.submit(**(spec | dict(lead_ms=400, resume=received.point)))
+        other.heard[resumed].before = received.pcm[: received.point.num_samples]
+        other.step()
+        for piece in (text[3:5], text[5:]) if not closed else ():
+            other.push_text(resumed, piece)
+            other.step()
+        other.end_input(resumed)
+        start_s, again = other.now_s, other.heard[resumed]
+        while not again.chunks:
+            other.step()
+        assert other.now_s == start_s, "its listener may have nothing left"
+        other.run()
+        other.check_idle()
+        check_says(shape, again, text)
+        assert again.end.num_frames == heard.end.num_frames
 
 
 # -- a row's fault is its own ------------------------------------------------------------------------------------

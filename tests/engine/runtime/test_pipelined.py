@@ -21,7 +21,8 @@ from engine.api import (
 )
 from engine.config import EngineConfig
 from engine.load import load_engine
-from tests.engine.engine_harness import EngineHarness
+from tests.engine.engine_harness import EngineHarness, check_takeover
+from tests.engine.families import write_with_voice
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -176,6 +177,34 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
         benches.append(bench)
     check_same(benches[1], benches[0])
     assert len(benches[1].engine.stage.codec.references) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: f"seed {sampling.seed}")
+def test_another_engine_goes_on_with_the_same_samples(any_folder: Path, sampling: SamplingParams, graphs: bool) -> None:
+    check_takeover(lambda: make_bench(any_folder, graphs), TOLERANCE, text=TEXT, text_closed=True, sampling=sampling)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_another_engine_goes_on_where_a_frame_hears_ahead(tmp_path: Path, layout: TextLayout, graphs: bool) -> None:
+    """CosyVoice3: control tokens are among the codes, and all blocks of the flow are made again."""
+    folder = write_with_voice(tmp_path)
+    sampling = SamplingParams(seed=5, min_new_tokens=70)
+    spec = dict(text=TEXT * 3, text_closed=True, layout=layout, sampling=sampling, max_frames=90)
+    check_takeover(lambda: make_bench(folder, graphs, max_frames=120), 1e-3, **spec)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_another_engine_goes_on_with_a_cloned_voice(base_folder: Path, layout: TextLayout, graphs: bool) -> None:
+    chance = np.random.default_rng(3)
+    embedding = chance.standard_normal(48).astype(np.float32).tobytes()
+    codes = chance.integers(0, 64, (11, 4)).astype(np.int16).tobytes()
+    voice = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")
+    sampling = SamplingParams(seed=5, min_new_tokens=9)
+    spec = dict(voice=voice, text=TEXT, text_closed=True, layout=layout, sampling=sampling)
+    check_takeover(lambda: make_bench(base_folder, graphs), TOLERANCE, **spec)
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.load import load_engine
 from engine.ops.reference_ops import select_ops
 from engine.runtime.request import Request
-from tests.engine.engine_harness import EngineHarness
+from tests.engine.engine_harness import EngineHarness, check_takeover
 from tests.engine.runtime.graph_harness import FUSIBLE, TIMELESS, bench_of, keep_busy, note_calls, speak
 from tests.engine.runtime.test_pipelined import TEXT
 
@@ -53,6 +53,13 @@ def test_graphs_say_what_the_same_kernels_say_eagerly(late: bool) -> None:
     assert recorded_calls == eager_calls
     for one, other in zip(recorded_rows, eager_rows, strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+def test_another_engine_goes_on_with_the_same_samples(layout: TextLayout) -> None:
+    sampling = SamplingParams(seed=7, repetition_window=4, repetition_penalty=1.8, min_new_tokens=20)
+    spec = dict(text=TEXT, text_closed=True, layout=layout, sampling=sampling)
+    check_takeover(lambda: bench_of(CUDA, torch.float32), FP32_TOLERANCE, **spec)
 
 
 @pytest.mark.parametrize("decode_device", ["cpu", f"cuda:{torch.cuda.device_count() - 1}"])

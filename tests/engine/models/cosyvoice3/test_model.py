@@ -323,10 +323,10 @@ def test_a_flow_that_breaks_for_one_voice_fails_that_row_alone(bench: EngineHarn
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        (dict(top_k=0), "top_k is 0; it must lie in 1..128"),
-        (dict(top_k=129), "top_k is 129; it must lie in 1..128"),
-        (dict(repetition_window=65), "repetition_window is 65; it must lie in 1..64"),
-        (dict(repetition_penalty=1.1), "repetition_penalty is 1.1; it must lie in 1..1"),
+        (dict(top_k=0), "top_k must be 1 to 128, is 0"),
+        (dict(top_k=129), "top_k must be 1 to 128, is 129"),
+        (dict(repetition_window=65), "repetition_window must be 1 to 64, is 65"),
+        (dict(repetition_penalty=1.1), "repetition_penalty must be 1 to 1, is 1.1"),
         (dict(predictor_do_sample=False), "predictor_do_sample is given; it has no meaning to cosyvoice3"),
         (dict(predictor_top_k=50), "predictor_top_k is given; it has no meaning to cosyvoice3"),
     ],

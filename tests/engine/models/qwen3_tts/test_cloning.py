@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
-from engine.models.base import AwaitText, TalkerInputs
+from engine.models.base import AwaitText, TalkerInputs, TokenQueue
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import PromptPosition, QwenSequence
 from engine.models.qwen3_tts.voice import QwenVoiceCache, voice_key
@@ -52,7 +52,7 @@ def spoken_rows(model: Qwen3TTS, row: QwenSequence, text: list[int], num_frames:
         found = fetch(model, row)
         if found is not None:
             rows += found.inputs
-            row.codes += [[0] * BOOKS] * found.sample
+            row.sampled_codes.extend([0] * BOOKS * found.sample)
         elif waiting:
             row.text.ids.append(waiting.pop(0))
         else:
@@ -176,7 +176,7 @@ def test_the_shelf_keeps_the_voices_that_were_used_last() -> None:
     window=st.none() | st.integers(1, 8),
 )
 def test_the_penalty_looks_back_on_the_window_alone(codes: list[int], window: int | None) -> None:
-    row = QwenSequence(text=None, seen=torch.zeros(8, dtype=torch.bool), repetition_window=window)  # type: ignore[arg-type]
+    row = QwenSequence(text=TokenQueue(), num_codes=2, seen=torch.zeros(8, dtype=torch.bool), repetition_window=window)
     for code in codes:
         row.record_frame([code, 0])
     remembered = codes if window is None else codes[-window:]

@@ -286,7 +286,7 @@ def test_seed_segment_and_frame_key_the_noise(model: Qwen3TTS) -> None:
 
     def said(seed: int = SEED, segment: int = 0, skipped: int = 0) -> Outcome:
         row = model.new_sequence(SpeechRequest(request_id="r", segment=segment), seed)
-        row.codes += [[0] * 4] * skipped
+        row.sampled_codes.extend([0] * 4 * skipped)
         return model.sample([row], hidden)[0]
 
     assert said() == said()
