@@ -108,7 +108,7 @@ class LimitSettings(SettingsSection, frozen=True):
     )
     resume_grace_s: Annotated[
         float,
-        Meta(ge=0, le=600, description="Time for which a session outlives a lost native connection; 0: not at all."),
+        Meta(ge=0, le=600, description="Time for which a session outlives a lost connection; 0: not at all."),
     ] = 30.0
     text_timeout_s: Annotated[
         float, Meta(gt=0, le=3_600, description="Maximum time that a response waits for text.")

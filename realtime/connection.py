@@ -6,11 +6,13 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RequestRefused, rule_for
 from realtime.protocol import model
+from realtime.resumption import FINAL_CLOSE_CODES, ResumableState
 from realtime.server import SpeechServer
 from realtime.transports.transport import MessageTransport, ResponseAborted, check_size
 from sessions.clock import WakeEvent, is_due, now_s
@@ -213,3 +215,63 @@ class Connection(ABC):
         if self._num_errors >= limit and self._close_reason is None:
             info = ErrorInfo("too_many_errors", f"max_errors_per_connection is {limit}")
             self._end(info, CloseCode.POLICY_VIOLATION)
+
+
+class ResumableConnection(Connection):
+    """A connection whose session may outlive it. Its session is in a ``ResumableState`` from ``_attach`` on."""
+
+    def __init__(self, server: SpeechServer) -> None:
+        super().__init__(server)
+        self._entered = ExitStack()
+        self._resumable: ResumableState | None = None
+        # Set once a lost connection need not keep its session any more.
+        self._is_released = asyncio.Event()
+        self._is_suspended = False
+        # False until the client can have something to resume.
+        self._has_received = False
+
+    def _attach(self, state: ResumableState) -> None:
+        self._resumable = state
+        self._entered.enter_context(self._server.resumption.owned(state, self))
+
+    def _confirm(self) -> None:
+        """Run when the client has sent a message."""
+        self._has_received = True
+        if self._resumable is not None:
+            self._resumable.confirm()
+
+    def release(self) -> None:
+        """Give up the session to another connection, and close this one."""
+        self._is_released.set()
+        if self._is_running:
+            self._begin_close(CloseCode.REPLACED, "replaced")
+
+    def end(self) -> None:
+        """End the suspended session for the capacity that it holds."""
+        log.info("suspended session evicted", extra=self._facts())
+        self._entered.close()
+        self._is_released.set()
+
+    def _suspend(self) -> None:
+        """Run when the connection is lost and its session is kept."""
+
+    async def _run(self, link: MessageTransport) -> None:
+        """Returns when the line is closed, and the session is over or resumed elsewhere."""
+        await super()._run(link)
+        if self._is_suspended:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.resume_grace_s):
+                    await self._is_released.wait()
+
+    def _on_disconnect(self) -> None:
+        """Keep the session for a while if the client has not ended it."""
+        is_over = not self._is_running or self._server.draining or self._closed_with in FINAL_CLOSE_CODES
+        if self._resumable is None or self._is_released.is_set() or not self._has_received or is_over:
+            self._stop()
+            return
+        self._is_running = False
+        self._to_write.set()
+        self._suspend()
+        self._is_suspended = True
+        self._server.resumption.suspend(self._resumable)
+        log.info("session suspended", extra=self._facts())

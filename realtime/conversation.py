@@ -20,7 +20,7 @@ from realtime.version import VERSION
 from sessions.alignment.word_times import WordTime
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
-from sessions.errors import LimitExceeded, ResumeRefused, SessionClosed, SessionError
+from sessions.errors import LimitExceeded, SessionClosed, SessionError
 from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
 from sessions.response import Response
 from sessions.ring import RESUME_WINDOW_S
@@ -226,10 +226,7 @@ class Conversation:
             had_ended = True
         else:
             had_ended = False
-        try:
-            response.resume(position.received_samples, position.played_ms)
-        except ResumeRefused:
-            response.cancel(position.played_ms)
+        response.resume(position.received_samples, position.played_ms)
         return model.ResumedContext(
             position.response_id,
             _audio_format(response),

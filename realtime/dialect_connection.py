@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +12,21 @@ from starlette.responses import JSONResponse
 
 from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.auth import UNKNOWN_KEY, Principal
-from realtime.connection import CloseReason, Connection
+from realtime.connection import CloseReason, ResumableConnection
 from realtime.conversation import Conversation, describe_session
 from realtime.errors import CloseCode, ProtocolError, RequestRefused, http_status, rule_for
 from realtime.option_resolver import OptionResolver
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
-from realtime.resumption import FINAL_CLOSE_CODES, ResumableState, resume_refused
+from realtime.protocol.events import ResumePosition
+from realtime.resumption import ResumableConversation, resume_refused
 from realtime.server import SpeechServer
 from realtime.setting_mapping import wire_settings
 from realtime.speech_api.speech_job import merge_fields, override_settings
 from realtime.transports.http_routes import WARNING_HEADER, refusal_headers
 from realtime.transports.transport import HttpTransport, MessageTransport
+from sessions.clock import now_s
 from sessions.session import Session
 from sessions.validation import check_format
 from sessions.voices.lookup import find_voice
@@ -34,14 +35,13 @@ from sessions.weak import weak_method
 log = logging.getLogger("voicewire.connection")
 
 
-class DialectConnection(Connection):
+class DialectConnection(ResumableConnection):
     """Connects a dialect and a ``Conversation``. Call ``open``, ``run``, ``aclose``."""
 
     def __init__(self, server: SpeechServer, route: DialectRoute, dialect: Dialect) -> None:
         super().__init__(server)
         self._route = route
         self._dialect = dialect
-        self._entered = ExitStack()
         self._caller = Principal()
         self._resolver = OptionResolver(
             replace(
@@ -57,12 +57,8 @@ class DialectConnection(Connection):
         self._session: Session | None = None
         # Set with the session, once the caller is authenticated.
         self._conversation: Conversation
-        self._resumable: ResumableState | None = None
-        # Set once a lost connection need not keep its session any more.
-        self._is_released = asyncio.Event()
-        self._is_suspended = False
-        # False until the client sends an event: there is nothing to resume.
-        self._has_received = False
+        # Since when the client is gone and the connection is not.
+        self._paused_s = math.inf
         self._warnings: tuple[str, ...] = ()
         self._speech_fields: dict[str, Any] = {}
         # HTTP: the client's only message.
@@ -106,8 +102,6 @@ class DialectConnection(Connection):
         self._body = body
         self._server.metrics.inc("dialect_connections_total", dialect=self._route.path)
         await self._run(link)
-        if self._is_suspended:
-            await self._wait_for_resume()
 
     async def aclose(self) -> None:
         """Close the session and wait until its resources are free."""
@@ -126,6 +120,8 @@ class DialectConnection(Connection):
                 self.close("unauthorized")
         elif self._session.detached.is_set():
             self.close("idle_timeout")
+        elif now_s - self._paused_s >= self._limits.resume_grace_s:
+            self._begin_close(CloseCode.NORMAL, "leave")
         elif self._server.draining and not self._conversation.num_speaking:
             self.close("draining")
         elif self._dialect.context_timeout_s is not None:
@@ -146,9 +142,7 @@ class DialectConnection(Connection):
     async def _receive(self, message: model.Message) -> None:
         if self._session is not None:
             self._session.touch()
-        self._has_received = True
-        if self._resumable is not None:
-            self._resumable.confirm()
+        self._confirm()
         try:
             self._check_size(message)
             for command in list(self._dialect.receive_message(message)):
@@ -197,6 +191,10 @@ class DialectConnection(Connection):
             case model.UpdateSettings():
                 self._require_session()
                 self._apply_all(self._dialect.send_session(self._conversation.update(command.settings)))
+            case model.SuspendContexts():
+                self._pause()
+            case model.ResumeContexts():
+                self._go_on(command.positions)
             case model.Configure() | model.QueryHeard() | model.ResumeSession():
                 raise AssertionError(f"{type(command).__name__} is given for a client's message only")
             case _:
@@ -243,21 +241,21 @@ class DialectConnection(Connection):
             serial=self._route.serial,
         )
         if self._dialect.can_resume and self._limits.resume_grace_s > 0:
-            self._attach(
-                ResumableState(self._session, self._conversation, self._dialect, self._caller.name, self._opened_s)
+            session, conversation, opened_s = self._session, self._conversation, self._opened_s
+            state = ResumableConversation(
+                session.session_id, caller.name, session, conversation, self._dialect, opened_s
             )
+            self._attach(state)
 
     # A lost connection
-
-    def _attach(self, state: ResumableState) -> None:
-        self._resumable = state
-        self._entered.enter_context(self._server.resumption.owned(state, self))
 
     async def _resume(self, command: model.ResumeSession) -> None:
         """Take over the session of a lost connection in place of this one's. Raises ``RequestRefused``."""
         if self._session is None or command.session_id == self._session.session_id:
             raise resume_refused()
-        state = self._server.resumption.claim(command.session_id, command.token, self._caller)
+        table = self._server.resumption
+        state = table.verify(ResumableConversation, command.session_id, command.token, self._caller)
+        table.take(state, command.token)
         unused = self._session
         self._session, self._conversation, self._dialect = state.session, state.conversation, state.dialect
         self._opened_s = state.opened_s
@@ -268,43 +266,50 @@ class DialectConnection(Connection):
         await unused.aclose()
         resumed = model.ResumedSession(
             self._session.session_id,
-            self._server.resumption.token(state),
+            table.token(state),
             self._limits.resume_grace_s,
             wire_settings(self._session.settings),
             contexts,
         )
         self._apply_all(self._dialect.send_session(resumed))
 
-    def release(self) -> ResumableState:
-        """Give up the session to another connection, and close this one."""
-        assert self._resumable is not None
+    def release(self) -> None:
         self._session = None
-        self._is_released.set()
-        if self._is_running:
-            self._begin_close(CloseCode.REPLACED, "replaced")
-        return self._resumable
+        super().release()
 
-    def _on_disconnect(self) -> None:
-        """Keep the session for a while if the client has not ended it."""
-        is_over = not self._is_running or self._server.draining or self._closed_with in FINAL_CLOSE_CODES
-        if self._resumable is None or self._session is None or not self._has_received or is_over:
-            self._stop()
-            return
-        super()._stop()
-        self._conversation.suspend()
-        self._is_suspended = True
-        log.info("session suspended", extra=self._facts())
-
-    async def _wait_for_resume(self) -> None:
-        """Wait until the session is resumed elsewhere, its grace is over, or the server drains."""
+    def end(self) -> None:
         assert self._session is not None
-        ends = (self._is_released, self._session.detached, self._server.resumption.closed)
-        waits = [asyncio.ensure_future(event.wait()) for event in ends]
-        try:
-            await asyncio.wait(waits, timeout=self._limits.resume_grace_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        self._session.detach()
+        super().end()
+        if self._is_running:
+            self._begin_close(CloseCode.NORMAL, "leave")
+
+    def _suspend(self) -> None:
+        self._conversation.suspend()
+
+    def _pause(self) -> None:
+        """Send nothing until ``_go_on``: the client is gone, and may come back on this connection."""
+        if self._resumable is None or self._server.draining:
+            self._begin_close(CloseCode.NORMAL, "leave")
+        else:
+            self._conversation.suspend()
+            self._paused_s = now_s()
+            self._server.resumption.suspend(self._resumable)
+            log.info("session suspended", extra=self._facts())
+
+    def _go_on(self, positions: Iterable[ResumePosition]) -> None:
+        """Send from these positions on. Raises ``RequestRefused`` if the session retains nothing."""
+        if self._resumable is None:
+            raise resume_refused("this session was opened without resume")
+        self._paused_s = math.inf
+        self._server.resumption.go_on(self._resumable)
+        contexts = self._conversation.resume(positions, self._to_write.set)
+        log.info("session resumed", extra=self._facts())
+        self._apply_all(self._dialect.send_resumed(contexts))
+
+    @property
+    def _is_silent(self) -> bool:
+        return self._session is None or (self._paused_s < math.inf and self._close_reason is None)
 
     def _has_stored_voice(self, name: str) -> bool:
         return find_voice(self._server.voices, self._caller.name, name) is not None
@@ -312,13 +317,13 @@ class DialectConnection(Connection):
     # Events of the conversation
 
     def _pop_event(self, now: float) -> bool:
-        if self._session is None or (event := self._conversation.pop_due(now)) is None:
+        if self._is_silent or (event := self._conversation.pop_due(now)) is None:
             return False
         self._send_event(event)
         return True
 
     def _due_s(self, now: float) -> float | None:
-        return None if self._session is None else self._conversation.due_s(now)
+        return None if self._is_silent else self._conversation.due_s(now)
 
     @property
     def _is_idle(self) -> bool:

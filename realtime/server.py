@@ -74,6 +74,7 @@ class SpeechServer:
             self.voices,
             ALIGNERS[config.speech.aligner],
             self.tally,
+            self.resumption.evict_speech,
         )
         self.settings = default_settings(config.speech)
         self._connections: set[ManagedConnection] = set()
@@ -150,11 +151,11 @@ class SpeechServer:
         """Check that the key may open one more connection; raises ``RequestRefused``."""
         self.check_not_draining()
         limits = self.config.limits
-        self._check("max_connections", self.tally.total(CONNECTIONS), limits.max_connections)
+        self._check("max_connections", CONNECTIONS, limits.max_connections)
         share = key_share(limits.max_connections_per_key, limits.max_connections, len(self.gatekeeper.key_names))
         limit = share if caller.max_connections is None else caller.max_connections
         name = "max_connections_per_key" if caller.is_authenticated else "max_unauthenticated_connections"
-        self._check(name, self.tally.total(key_counter(CONNECTIONS, caller.name)), limit)
+        self._check(name, key_counter(CONNECTIONS, caller.name), limit, caller.name)
         now_s = asyncio.get_running_loop().time()
         if self._overloaded_since_s is not None and now_s - self._overloaded_since_s >= limits.overload_grace_s:
             raise RequestRefused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
@@ -183,7 +184,7 @@ class SpeechServer:
     async def drain(self) -> None:
         """Refuse new work, let responses end, then close every connection."""
         self.draining = True
-        self.resumption.closed.set()
+        self.resumption.evict_all()
         log.info("draining", extra={"num_active_responses": self.num_active_responses})
         self._on_drained()
         await _wait_for(self.config.listen.drain_timeout_s, self._may_close)
@@ -195,8 +196,10 @@ class SpeechServer:
         """Stop waiting for responses in a drain."""
         self._may_close.set()
 
-    def _check(self, name: str, num: int, limit: int) -> None:
-        if num >= limit:
+    def _check(self, name: str, counter: str, limit: int, key: str = "") -> None:
+        while self.tally.total(counter) >= limit:
+            if self.resumption.evict(lambda state: key in ("", state.key_name)):
+                continue
             wait_ms = self.config.limits.retry_after_ms
             raise RequestRefused("too_many_connections", f"{name} is {limit}", retry_after_ms=wait_ms)
 
@@ -224,7 +227,10 @@ class SpeechServer:
         full = self.num_active_responses >= self.config.limits.max_active_responses
         stats = self.engine_stats()
         # Queued burst requests do not count: paced requests still get slots.
-        if not full and (stats is None or stats.num_waiting <= stats.num_waiting_burst):
+        num_waiting = 0 if stats is None else stats.num_waiting - stats.num_waiting_burst
+        for _ in range(num_waiting if stats is not None and not stats.slots_free else 0):
+            self.resumption.evict_speech(lambda session: session.is_generating)
+        if not full and not num_waiting:
             self._overloaded_since_s = None
         elif self._overloaded_since_s is None:
             self._overloaded_since_s = now_s

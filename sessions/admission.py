@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from sessions.session import Session
+
+# Ends the first of the sessions whose clients are lost for which the argument is true; returns False if there is none.
+EvictSession = Callable[[Callable[["Session"], bool]], bool]
 
 CONNECTIONS, SESSIONS, RESPONSES = "connections", "sessions", "responses"
 # Recordings that arrive, and that are listened to.
@@ -47,9 +53,10 @@ class LocalUsageCounters:
 
 
 class ResponseLimiter:
-    def __init__(self, limits: RegistryLimits, tally: UsageCounters | None = None) -> None:
+    def __init__(self, limits: RegistryLimits, tally: UsageCounters, evict: EvictSession) -> None:
         self._limits = limits
-        self._tally = tally or LocalUsageCounters()
+        self._evict = evict
+        self._tally = tally
         # Active requests of this process.
         self.num_active = 0
 
@@ -64,7 +71,7 @@ class ResponseLimiter:
         self._check("max_active_responses", RESPONSES, self._limits.max_active_responses)
         if key:
             limit = self._limits.max_active_responses_per_key if key_limit is None else key_limit
-            self._check("max_active_responses_per_key", key_counter(RESPONSES, key), limit)
+            self._check("max_active_responses_per_key", key_counter(RESPONSES, key), limit, key)
 
     def release(self, key: str) -> None:
         self._count(key, -1)
@@ -74,6 +81,8 @@ class ResponseLimiter:
         self._tally.add(RESPONSES, by)
         self._tally.add(key_counter(RESPONSES, key), by)
 
-    def _check(self, name: str, counted: str, limit: int) -> None:
-        if self._tally.total(counted) >= limit:
+    def _check(self, name: str, counted: str, limit: int, key: str = "") -> None:
+        while self._tally.total(counted) >= limit:
+            if self._evict(lambda session: session.num_active_responses > 0 and key in ("", session.key)):
+                continue
             raise LimitExceeded(f"{name} is {limit}", retry_after_ms=self._limits.retry_after_ms)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.api import SpeechChunk, SpeechEngine
-from sessions.admission import SESSIONS, LocalUsageCounters, ResponseLimiter, UsageCounters
+from sessions.admission import SESSIONS, EvictSession, LocalUsageCounters, ResponseLimiter, UsageCounters
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.idle_backlog import IdleAlignmentBacklog
 from sessions.alignment.lazy_aligner import AlignmentBacklog
@@ -25,6 +25,7 @@ from sessions.errors import LimitExceeded
 from sessions.metrics import Metrics, NoMetrics
 from sessions.session import Session
 from sessions.session_services import SessionServices
+from sessions.validation import resolve_settings
 from sessions.voices.store import VoiceStore
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,6 @@ ID_BYTES = 8
 class RegistryStatistics:
     num_sessions: int
     num_active_responses: int
-    num_sessions_ever: int
-    num_sessions_expired: int
 
 
 WARM_UP_RATE = 24_000
@@ -58,6 +57,7 @@ class SessionRegistry:
         voices: VoiceStore | None = None,
         make_aligner: AlignerFactory = ForcedAligner,
         tally: UsageCounters | None = None,
+        evict: EvictSession = lambda _: False,
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderPool(self.limits.encoder_threads)
@@ -74,12 +74,11 @@ class SessionRegistry:
             AlignmentBacklog(max_unaligned_bytes),
             IdleAlignmentBacklog(max_unaligned_bytes),
             self._aligners,
+            evict,
         )
         self._tally = tally or LocalUsageCounters()
-        self._admission = ResponseLimiter(self.limits, self._tally)
+        self._admission = ResponseLimiter(self.limits, self._tally, evict)
         self._sessions: dict[str, Session] = {}
-        self._num_ever = 0
-        self._num_expired = 0
 
     def create(
         self,
@@ -96,7 +95,7 @@ class SessionRegistry:
             limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
             raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
         settings = settings or SpeechSettings()
-        self._services.validate(settings, key)
+        resolve_settings(settings, key, self._services)
         session = Session(
             secrets.token_hex(ID_BYTES),
             key,
@@ -110,7 +109,6 @@ class SessionRegistry:
         )
         self._sessions[session.session_id] = session
         self._tally.add(SESSIONS, 1)
-        self._num_ever += 1
         return session
 
     def check_capacity(self, key: str, max_active_responses: int | None = None) -> None:
@@ -121,7 +119,7 @@ class SessionRegistry:
         return self._sessions.get(session_id)
 
     def statistics(self) -> RegistryStatistics:
-        return RegistryStatistics(len(self._sessions), self._admission.num_active, self._num_ever, self._num_expired)
+        return RegistryStatistics(len(self._sessions), self._admission.num_active)
 
     async def warm_up(self) -> None:
         """Encode a moment of silence: the first use of libraries and threads takes longer than ten later ones.
@@ -147,7 +145,6 @@ class SessionRegistry:
         for session in list(self._sessions.values()):
             session.check_timeouts(now)
             if session.idle_s(now) > self.limits.idle_timeout_s:
-                self._num_expired += 1
                 logger.info("session expired", extra={"session_id": session.session_id})
                 session.detach()
 

@@ -17,6 +17,7 @@ from functools import partial
 
 from engine.api import (
     EngineError,
+    EngineOverloaded,
     ErrorInfo,
     FinishReason,
     RequestFinished,
@@ -30,11 +31,11 @@ from engine.api import (
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.formats.registry import opus_settings
-from sessions.audio.pacer import Pacer, PacerSettings, PlayoutUnderrun, UnderrunCause
+from sessions.audio.pacer import Pacer, PacerSettings, UnderrunCause
 from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Encoding, SpeechSettings
-from sessions.errors import EngineFailed, LimitExceeded, ResumeRefused, TextInputClosed
+from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed
 from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
 from sessions.packetizer import AudioPacket
@@ -262,6 +263,11 @@ class Response:
     def _generating(self) -> list[TextSegment]:
         return [item for item in self._begun if isinstance(item, TextSegment)]
 
+    @property
+    def is_generating(self) -> bool:
+        """True while a request of the engine is held."""
+        return bool(self._generating)
+
     def _may_begin(self, item: TextItem, left_ms: float, now: float) -> bool:
         if isinstance(item, FlushItem):
             return len(self._begun) < MAX_BEGUN_ITEMS
@@ -280,7 +286,7 @@ class Response:
 
     def _submit(self, segment: TextSegment, now: float) -> None:
         request = self.settings.create_request(
-            f"{self._request_prefix}/{segment.index}",
+            f"{self._request_prefix}/{len(self._streams)}",
             segment.text,
             segment.closed,
             self._totals.num_segments,
@@ -385,6 +391,11 @@ class Response:
         self._report_playback_to_engine()
 
     async def _apply_segment_end(self, segment: TextSegment, end: RequestFinished, audio: AudioTrack) -> None:
+        is_refused = end.error is not None and end.error.code == EngineOverloaded.code
+        if is_refused and not self._is_suspended and self._services.evict(lambda session: session.is_generating):
+            self._totals.num_segments -= 1
+            self._submit(segment, now_s())
+            return
         self._totals.on_segment_end(end, self.settings, self._services.metrics)
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             error = end.error or EngineError(f"the engine ended with {end.reason}").info
@@ -509,24 +520,25 @@ class Response:
     def resume(self, received_samples: int, played_ms: float | None) -> None:
         """Go back to what a reader with ``received_samples`` lacks; Opus begins ``OPUS_PREROLL_MS`` earlier.
 
-        Raises ``ResumeRefused`` where that was never sent, or is retained no more; then nothing has changed."""
-        rate, now = self.format.sample_rate, now_s()
-        played_samples = received_samples if played_ms is None else int(played_ms * rate / 1000) + self.pre_skip_samples
-        is_opus = self.format.encoding is Encoding.OPUS
+        Where that was never sent, or is retained no more, the response is cancelled; of one that has ended, only the
+        terminal event is repeated."""
         try:
-            self._ring.rewind(
-                received_samples,
-                min(max(played_samples, 0), received_samples),
-                OPUS_PREROLL_MS * rate // 1000 if is_opus else 0,
-                now,
-            )
-        except ValueError as error:
-            raise ResumeRefused(f"response {self.response_id!r}: {error}", "received_samples") from None
+            self._rewind(received_samples, played_ms)
+        except ValueError:
+            self.cancel(played_ms)
+            self._rewind(self._ring.num_sent_samples, played_ms)
+            self._ring.skip_to_end()
         self._is_suspended = False
         self._stalls = StallDetector(self._services.limits)
         self._report_playback_to_engine()
         self.advance()
         self._wake_reader()
+
+    def _rewind(self, received_samples: int, played_ms: float | None) -> None:
+        rate = self.format.sample_rate
+        played_samples = received_samples if played_ms is None else int(played_ms * rate / 1000) + self.pre_skip_samples
+        preroll_samples = OPUS_PREROLL_MS * rate // 1000 if self.format.encoding is Encoding.OPUS else 0
+        self._ring.rewind(received_samples, min(max(played_samples, 0), received_samples), preroll_samples, now_s())
 
     # Playback and heard text
 
@@ -582,11 +594,12 @@ class Response:
         """Stop. When this returns no audio of the response is emitted any more; engine work is being freed.
 
         ``played_ms`` is what the listener has heard by the client's count; the default is the playback clock's.
-        After the end it has no effect.
+        After the end it only drops audio that is sent again.
         """
         if not self.is_done:
             self._apply_playback_report(played_ms)
             self._stop(ResponseStatus.CANCELLED)
+        self._ring.skip_to_end()
 
     @property
     def is_released(self) -> bool:
@@ -641,7 +654,8 @@ class Response:
         self._terminal = self._summarize(status, error)
         self._ended_at_samples = self._played_engine_samples()
         self.state = State.STOPPING
-        self._ring.clear()
+        if status is not ResponseStatus.COMPLETED:  # else all was sent, and a lost connection may lack the last of it
+            self._ring.clear()
         self._timeline.stop()
         self._text.stop()
         self._text_queue.leave(self)
@@ -703,8 +717,8 @@ def select_backlog(settings: SpeechSettings, services: SessionServices) -> Align
     return services.idle_backlog if settings.align_eagerly else services.backlog
 
 
-def count_underrun(metrics: Metrics, underrun: PlayoutUnderrun) -> None:
-    metrics.inc("audio_underruns_total", cause=underrun.cause)
+def count_underrun(metrics: Metrics, cause: UnderrunCause) -> None:
+    metrics.inc("audio_underruns_total", cause=cause)
 
 
 def _next_event(segment: TextSegment) -> SpeechEvent | None:

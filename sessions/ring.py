@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sessions.alignment.word_times import WordTime
-from sessions.audio.pacer import Pacer, PlayoutUnderrun, UnderrunCause
+from sessions.audio.pacer import Pacer, UnderrunCause
 from sessions.clock import is_due
 from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
 from sessions.packetizer import AudioPacket
@@ -67,7 +67,7 @@ class PacketRing:
         self,
         response_id: str,
         pacer: Pacer,
-        on_underrun: Callable[[PlayoutUnderrun], None],
+        on_underrun: Callable[[UnderrunCause], None],
         message_ms: int = FRAME_MESSAGE_MS,
         retains: bool = False,
     ) -> None:
@@ -137,6 +137,12 @@ class PacketRing:
         if self._sent is not None:
             self._sent.clear()
             self._num_sent_bytes = 0
+
+    def skip_to_end(self) -> None:
+        """Drop what waits before the terminal event, if that waits, too."""
+        if self.is_closed and self._entries:
+            self._entries = deque([self._entries[-1]])
+            self.waiting_samples = 0
 
     def due_s(self, now_s: float) -> float | None:
         """Return when ``pop_due`` returns the next event; ``None`` while nothing waits."""

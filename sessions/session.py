@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from sessions.admission import ResponseLimiter
 from sessions.clock import now_s
@@ -14,11 +12,12 @@ from sessions.config import SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
 from sessions.response import Response
 from sessions.session_services import SessionServices
+from sessions.validation import resolve_settings
 from sessions.weak import weak_method
 
 
 class Session:
-    """Made by ``SessionRegistry.create``; also an async context manager that ends with ``aclose``."""
+    """Made by ``SessionRegistry.create``. Call ``aclose``."""
 
     def __init__(
         self,
@@ -61,10 +60,14 @@ class Session:
     def num_active_responses(self) -> int:
         return len(self._active)
 
+    @property
+    def is_generating(self) -> bool:
+        return any(response.is_generating for response in self._active)
+
     def update(self, settings: SpeechSettings) -> None:
         """Change the defaults. Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``,
         ``LimitExceeded`` or ``InvalidRequest``; then nothing has changed."""
-        self._services.validate(settings, self.key)
+        resolve_settings(settings, self.key, self._services)
         self._settings = settings
 
     def create_response(
@@ -83,7 +86,7 @@ class Session:
         serial = next(self._serial)
         response_id = f"response-{serial}" if response_id is None else response_id
         self._check_capacity(response_id)
-        settings = self._services.validate(settings or self._settings, self.key)
+        settings = resolve_settings(settings or self._settings, self.key, self._services)
         self._admission.check(self.key, self._key_limit)
         request_prefix = f"{self.session_id}/{serial}"
         response = Response(
@@ -138,14 +141,6 @@ class Session:
         for response in list(self._responses.values()):
             await response.released()
             response.discard_timeline()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _prefetch(self, settings: SpeechSettings) -> None:
         """The voice's part of the prompt does not depend on the text."""

@@ -264,10 +264,10 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(17_470, 100, 0),
+    "engine": Size(18_100, 102, 0),
     "sessions": Size(9_100, 86, 0),
-    "realtime": Size(20_800, 125, 0),
-    "tests": Size(49_905, 287, 7),
+    "realtime": Size(21_300, 128, 0),
+    "tests": Size(50_500, 290, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 

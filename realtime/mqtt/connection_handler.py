@@ -165,12 +165,13 @@ class MqttConnectionHandler:
         sid = wanted.sid or secrets.token_hex(8)
         topics = self._topics.session(client, sid)
         held.enter_context(self.sessions.reserve(client, topics.inbox, topics.events))
-        connection = self._run_session(
-            held, SESSION_ROUTE, MqttSessionDialect(sid, wanted.to_options(self._settings.lead_ms))
-        )
+        can_resume = wanted.resume and self._server.config.limits.resume_grace_s > 0
+        dialect = MqttSessionDialect(sid, wanted.to_options(self._settings.lead_ms), can_resume)
+        connection = self._run_session(held, SESSION_ROUTE, dialect)
         content_type = messages.CONTENT_TYPES[wanted.format.encoding]
         max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
-        link = MqttSessionTransport(self._line, topics, content_type, self._settings.max_queued_per_session, max_bytes)
+        max_waiting = self._settings.max_queued_per_session
+        link = MqttSessionTransport(self._line, topics, content_type, max_waiting, max_bytes, can_resume)
         self.sessions.register(topics.inbox, link)
         await self._line.subscribe(topics.inbox)
         held.push_async_callback(self._unsubscribe, topics.inbox)

@@ -6,10 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from realtime.errors import CloseCode
 from realtime.mqtt.connection import BrokerDisconnected, MqttConnection, Publication
-from realtime.protocol.mqtt.messages import JSON, MqttClosed, properties, serialize, unpack
+from realtime.protocol.mqtt.messages import JSON, MqttClosed, MqttLost, properties, serialize, unpack
 from realtime.protocol.mqtt.topics import SessionTopics
 from realtime.transports.transport import MessageTransport
 from sessions.errors import DuplicateResponse, LimitExceeded
@@ -22,10 +23,20 @@ EXPIRY_S = 60
 class MqttSessionTransport(MessageTransport):
     """Transport of a session at a broker. Once cut, it sends nothing more, not even a close."""
 
+    # No other connection goes on with its session.
+    close_code = CloseCode.GOING_AWAY
+
     def __init__(
-        self, line: MqttConnection, topics: SessionTopics, content_type: str, max_waiting: int, max_waiting_bytes: int
+        self,
+        line: MqttConnection,
+        topics: SessionTopics,
+        content_type: str,
+        max_waiting: int,
+        max_waiting_bytes: int,
+        can_resume: bool = False,
     ) -> None:
         self.topics = topics
+        self.can_resume = can_resume
         self._line = line
         self._content_type = content_type
         self._max_waiting, self._max_waiting_bytes = max_waiting, max_waiting_bytes
@@ -34,6 +45,13 @@ class MqttSessionTransport(MessageTransport):
         self._closed = False
         # The reason that is still to be told.
         self.farewell: str | None = None
+
+    def on_client_gone(self) -> None:
+        """End the session, or suspend it if it can be resumed."""
+        if self.can_resume:
+            self.on_message(serialize(MqttLost()).encode())
+        else:
+            self.abort()
 
     def on_message(self, payload: bytes) -> None:
         """A message for the session. More than may wait end it."""
@@ -93,14 +111,7 @@ class MqttReplyTransport(MqttSessionTransport):
     def _publication(self, message: str | bytes) -> Publication:
         publication = super()._publication(message)
         user = publication.user if isinstance(message, bytes) else (("last", "1"),)
-        return Publication(
-            topic=publication.topic,
-            payload=publication.payload,
-            qos=publication.qos,
-            content_type=publication.content_type,
-            correlation=self._correlation,
-            user=user,
-        )
+        return replace(publication, correlation=self._correlation, user=user, expiry_s=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +166,7 @@ class MqttSessionTable:
         """End the sessions of a client that has disconnected."""
         for place in list(self._places.values()):
             if place.client == client and place.link is not None:
-                place.link.abort()
+                place.link.on_client_gone()
 
     def disconnect_all(self) -> None:
         """The connection is gone."""

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+from msgspec import Struct
 
 from realtime.protocol.model import CallEvent, Command
 from realtime.protocol.native import decode_json
+
+
+class AgentSession(Struct, frozen=True):
+    """The first event for an agent that can resume."""
+
+    type: Literal["session.created", "session.resumed"]
+    session_id: str
+    resume_token: str
+    resume_grace_s: float
+    # Commands of the session that were received.
+    received_commands: int
+
 
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 _encoder = msgspec.json.Encoder()
@@ -16,5 +31,5 @@ def parse_command(message: str | bytes) -> Command:
     return decode_json(_decoder.decode, message)
 
 
-def serialize(event: CallEvent) -> str:
+def serialize(event: CallEvent | AgentSession) -> str:
     return _encoder.encode(event).decode()

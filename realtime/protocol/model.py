@@ -186,6 +186,18 @@ class ResumeSession:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendContexts:
+    """Stop the playback clocks, and wait a while for ``ResumeContexts``: the client is gone, the connection is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeContexts:
+    """Go on with contexts of this connection; answered by ``Dialect.send_resumed``."""
+
+    positions: tuple[ResumePosition, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class QueryHeard:
     """Query what was heard of a context that has ended; answered by ``HeardReported``, or by ``HeardUnknown`` if it is
     forgotten."""
@@ -227,6 +239,8 @@ DialectCommand = (
     | ReportPlayback
     | UpdateSettings
     | ResumeSession
+    | SuspendContexts
+    | ResumeContexts
     | QueryHeard
     | FinishContexts
     | CloseConnection

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
 
-from realtime.errors import LocalProtocolError, RemoteProtocolError
+from realtime.errors import LocalProtocolError, RemoteProtocolError, RequestRefused
 from realtime.protocol.events import AudioKind, AudioMessage, ClientEvent, ServerEvent
 
 Event = TypeVar("Event")
@@ -120,3 +120,11 @@ def field_at_fault(message: str) -> str | None:
 
 def _bad_audio(message: str, param: str | None = None) -> RemoteProtocolError:
     return RemoteProtocolError("malformed_audio", message, param)
+
+
+def parse_flag(query: Mapping[str, str], name: str) -> bool:
+    """Return a parameter of the URL. Raises ``RequestRefused``."""
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise RequestRefused("invalid_request", f"{name} must be true or false, is {value[:20]!r}", name)
+    return value == "true"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -17,21 +21,22 @@ from starlette.websockets import WebSocket
 from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
-from realtime.connection import Connection
+from realtime.connection import ResumableConnection
 from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused
 from realtime.protocol import model
-from realtime.protocol.call_events import parse_command, serialize
+from realtime.protocol.call_events import AgentSession, parse_command, serialize
+from realtime.protocol.native import parse_flag
+from realtime.resumption import ResumableState, resume_refused
 from realtime.server import SpeechServer
-from realtime.transports.http_routes import refusal_response
-from realtime.transports.transport import (
-    WRITE_GRACE_S,
-    WebSocketTransport,
-    read_limited_body,
-)
+from realtime.transports.http_routes import read_body, refusal_response
+from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
 
 log = logging.getLogger("voicewire.calls")
 
 PATH = "/v1/calls"
+# Sent events that a resumable session of an agent retains.
+MAX_RETAINED_EVENTS = 1_024
+MAX_COUNT_DIGITS = 15
 KEEPALIVE_INTERVAL_S = 15.0
 EVENT_STREAM = "text/event-stream"
 
@@ -44,42 +49,102 @@ class AgentEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        call_id = websocket.path_params.get("call_id")
         timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
-        link = WebSocketTransport(scope, receive, send, timeout_s)
         try:
             caller = self._server.gatekeeper.require_api_key(websocket)
             self._server.check_connection_limits(caller)
-            listening = self._switchboard.subscribe(caller.name, call_id)
-            agent = listening.__enter__()
+            link = WebSocketTransport(scope, receive, send, timeout_s)
+            connection = AgentConnection(self._server, self._switchboard, caller, link)
+            connection.open(websocket.path_params.get("call_id"), websocket.query_params)
         except SpeechError as error:
             self._server.metrics.refused(error.code)
             await websocket.send_denial_response(refusal_response(error.info))
             return
-        connection = AgentConnection(self._server, self._switchboard, caller, agent, link)
         try:
-            with self._server.track_connection(connection, caller):
-                await websocket.accept()
-                await connection.run()
+            await websocket.accept()
+            await connection.run()
         finally:
-            listening.__exit__(None, None, None)
+            connection.release_resources()
 
 
-class AgentConnection(Connection):
-    """``run`` returns when the line is closed."""
+@dataclass(slots=True, eq=False)
+class AgentState(ResumableState):
+    agent: AgentSubscription
+    # Ends the subscription.
+    held: ExitStack
+    num_commands: int = 0
+    num_sent: int = 0
+    # The last events that were sent.
+    sent: deque[model.CallEvent] = field(default_factory=lambda: deque(maxlen=MAX_RETAINED_EVENTS))
+
+    def lacking(self, num_received: int) -> list[model.CallEvent]:
+        """Return the sent events that a client lacks. Raises ``RequestRefused``."""
+        num_lacking = self.num_sent - num_received
+        if not 0 <= num_lacking <= len(self.sent):
+            first = self.num_sent - len(self.sent)
+            raise resume_refused(f"received_events must be between {first} and {self.num_sent}, is {num_received}")
+        return list(self.sent)[len(self.sent) - num_lacking :]
+
+
+class AgentConnection(ResumableConnection):
+    """Call ``open``, ``run``, ``release_resources``."""
 
     def __init__(
-        self,
-        server: SpeechServer,
-        switchboard: CallRegistry,
-        caller: Principal,
-        agent: AgentSubscription,
-        link: WebSocketTransport,
+        self, server: SpeechServer, switchboard: CallRegistry, caller: Principal, link: WebSocketTransport
     ) -> None:
         super().__init__(server)
-        self._switchboard, self._caller = switchboard, caller
-        self._agent, self._link = agent, link
-        agent.wake = self._to_write.set
+        self._switchboard, self._caller, self._link = switchboard, caller, link
+        # Set by ``open``.
+        self._state: AgentState
+        self._agent: AgentSubscription
+        self._held: ExitStack
+
+    def open(self, call_id: str | None, query: Mapping[str, str]) -> None:
+        """Subscribe to calls, or go on with the session of a lost connection. Raises ``RequestRefused``."""
+        if "session_id" in query:
+            self._resume(query["session_id"], query.get("resume_token", ""), query.get("received_events", ""))
+        else:
+            with ExitStack() as held:
+                agent = held.enter_context(self._switchboard.subscribe(self._caller.name, call_id))
+                is_resumable = parse_flag(query, "resume") and self._limits.resume_grace_s > 0
+                held = held.pop_all()
+            self._use(AgentState(secrets.token_hex(8), self._caller.name, agent, held))
+            if is_resumable:
+                self._attach(self._state)
+                self._send_session("session.created")
+        self._entered.enter_context(self._server.track_connection(self, self._caller))
+
+    def _resume(self, session_id: str, token: str, received_events: str) -> None:
+        table = self._server.resumption
+        state = table.verify(AgentState, session_id, token, self._caller)
+        if not received_events.isdecimal() or len(received_events) > MAX_COUNT_DIGITS:
+            raise RequestRefused(
+                "invalid_request", f"received_events must be a count, is {received_events[:20]!r}", "received_events"
+            )
+        lacking = state.lacking(int(received_events))
+        table.take(state, token)
+        self._use(state)
+        self._attach(state)
+        self._send_session("session.resumed")
+        self._send(*map(serialize, lacking))
+
+    def _use(self, state: AgentState) -> None:
+        self._state, self._agent, self._held = state, state.agent, state.held
+        self._agent.wake = self._to_write.set
+        self._has_received = True
+
+    def _send_session(self, kind: Literal["session.created", "session.resumed"]) -> None:
+        state, token = self._state, self._server.resumption.token(self._state)
+        grace_s = self._limits.resume_grace_s
+        self._send(serialize(AgentSession(kind, state.session_id, token, grace_s, state.num_commands)))
+
+    def release_resources(self) -> None:
+        self._entered.close()
+        self._held.close()
+
+    def release(self) -> None:
+        self._held = ExitStack()
+        super().release()
 
     async def run(self) -> None:
         await self._run(self._link)
@@ -89,10 +154,12 @@ class AgentConnection(Connection):
             self.close("draining")
 
     def _pop_event(self, now: float) -> bool:
-        if self._agent.events.empty():
+        if self._is_idle:
             return False
         event = self._agent.events.get_nowait()
         if event is not None:
+            self._state.num_sent += 1
+            self._state.sent.append(event)
             self._send(serialize(event))
         elif self._agent.is_overflowed:
             self._begin_close(CloseCode.POLICY_VIOLATION, "slow_reader")
@@ -105,9 +172,11 @@ class AgentConnection(Connection):
 
     @property
     def _is_idle(self) -> bool:
-        return self._agent.events.empty()
+        return self._is_released.is_set() or self._agent.events.empty()
 
     async def _receive(self, message: model.Message) -> None:
+        self._confirm()
+        self._state.num_commands += 1
         call_id = self._agent.call_id
         try:
             command = self._parse(message)
@@ -167,7 +236,7 @@ class CallHttpApi:
     async def command(self, request: Request) -> Response:
         caller = self._server.gatekeeper.require_api_key(request)
         call = self._switchboard.call(caller.name, request.path_params["call_id"])
-        answer = await call.handle_command(parse_command(await self._body(request)))
+        answer = await call.handle_command(parse_command(await read_body(request, self._server)))
         return JSONResponse({} if answer is None else msgspec.to_builtins(answer), 202)
 
     async def events(self, request: Request) -> Response:
@@ -195,11 +264,6 @@ class CallHttpApi:
         if agent.is_overflowed:
             error = RequestRefused("slow_reader", f"more events waited than max_events, {agent.max_events}")
             yield f"data: {serialize(model.CommandRefused.from_info(error.info, agent.call_id))}\n\n"
-
-    async def _body(self, request: Request) -> bytes:
-        """Read the body; raises ``RequestRefused``."""
-        config = self._server.config
-        return await read_limited_body(request, config.limits.max_message_bytes, config.listen.handshake_timeout_s)
 
 
 def call_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -18,6 +18,7 @@ from realtime.errors import RequestRefused
 from realtime.protocol import model
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.server import SpeechServer
+from realtime.transports.http_routes import read_body
 from realtime.transports.transport import WRITE_GRACE_S, HttpTransport, WebSocketTransport
 from sessions.weak import weak_method
 
@@ -73,10 +74,10 @@ class DialectEndpoint:
         await connection.run(WebSocketTransport(scope, receive, send, timeout_s))
 
     async def _serve_http(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
-        link = HttpTransport(scope, receive, send, weak_method(connection.head))
+        link = HttpTransport(scope, receive, send)
+        link.head = weak_method(connection.head)
         try:
-            limit = self._server.config.limits.max_message_bytes
-            body = await link.read_body(limit, self._server.config.listen.handshake_timeout_s)
+            body = await read_body(Request(scope, receive), self._server)
         except RequestRefused as error:
             await self._refuse(error, scope, receive, send)
         else:

@@ -109,7 +109,7 @@ async def unchecked_server(engine: FakeSpeechEngine | None = None, **flags: obje
     try:
         yield LiveServer(listeners.ports.main, app.state.server, engine, uvicorn, listeners.ports.tls)
     finally:
-        app.state.server.resumption.closed.set()  # as in a drain
+        app.state.server.resumption.evict_all()  # as in a drain
         await close(uvicorn)
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tests.realtime.certificates import self_signed
 from tests.realtime.server_process import ServerProcess, server
+from tests.realtime.test_resume import cutting_proxy
 from tests.sdk.client_matrix import KEY, RUN_TIMEOUT_S, Run, all_runs
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
@@ -121,3 +124,20 @@ def leave_after_a_refusal(started: ServerProcess, holder: ClientConnection) -> N
             break
         time.sleep(0.1)
     holder.close()
+
+
+PLUGINS = [Run("pipecat", "native", "token"), Run("livekit", "native", "stream")]
+NUM_CUTS, MIN_CUT_BYTES, MAX_CUT_BYTES = 4, 2_500, 6_000
+
+
+@pytest.mark.parametrize("run", PLUGINS, ids=named)
+async def test_plugins_resume_replies_whose_connection_is_lost(running: ServerProcess, run: Run) -> None:
+    whole = await asyncio.to_thread(run.speak, http(running))
+    rng = random.Random(1)
+    async with cutting_proxy(int(running.url.rpartition(":")[2])) as (proxy, url):
+        proxy.budgets = [rng.randrange(MIN_CUT_BYTES, MAX_CUT_BYTES) for _ in range(NUM_CUTS)]
+        cut = await asyncio.to_thread(run.speak, url.replace("ws", "http", 1))
+    check(run, cut)
+    assert not proxy.budgets
+    assert [turn["duration_s"] for turn in cut["turns"]] == [turn["duration_s"] for turn in whole["turns"]]
+    assert [len(turn["words"]) for turn in cut["turns"]] == [len(turn["words"]) for turn in whole["turns"]]

@@ -89,7 +89,7 @@ async def test_segment_cut_by_a_guard_is_ok(registry: SessionRegistry, engine: R
 async def test_no_room_at_the_start_fails_with_a_retry_time(
     registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(engine, "_max_waiting", 0)
+    monkeypatch.setattr(engine, "_max_waiting", -engine._num_slots)
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     done = (await read(response)).done
     assert done.error is not None
@@ -103,7 +103,7 @@ async def test_no_room_in_the_middle_is_waited_out(
     session = registry.create(settings=settings)
     _reading, task = reading_task(session.create_response(text=LONG, text_closed=True))
     await asyncio.sleep(0.1)
-    monkeypatch.setattr(engine, "_max_waiting", 0)
+    monkeypatch.setattr(engine, "_max_waiting", -engine._num_slots)
     assert (await task).done.status is ResponseStatus.COMPLETED
     assert [request.segment for request in engine.requests] == [0, 1, 2, 3]
     refused = session.create_response(text=LONG, text_closed=True)
@@ -346,7 +346,7 @@ async def test_session_closed_at_any_await_leaves_nothing(registry: SessionRegis
         session = registry.create(settings=PACED)
 
         async def live_with_it(session: Session = session) -> None:
-            async with session:
+            async with contextlib.aclosing(session):
                 reading = session.create_response(text=LONG)
                 async for _ in reading:
                     if reading._ring.num_messages_sent == 5:

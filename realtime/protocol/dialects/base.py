@@ -83,6 +83,10 @@ class Dialect(ABC):
         """Return commands for a session that was opened (with ``reports_session``), changed or resumed."""
         return ()
 
+    def send_resumed(self, contexts: Iterable[model.ResumedContext]) -> Iterable[model.DialectCommand]:
+        """Return commands for contexts that go on after ``ResumeContexts``."""
+        return ()
+
     @abstractmethod
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterable[model.DialectCommand]:
         """Return commands that report an error. With ``close`` the connection is closed with that code afterwards."""

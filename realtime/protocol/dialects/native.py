@@ -19,7 +19,7 @@ from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused, open
 from realtime.protocol import events as ev
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.native import MAX_PACKET_BYTES, SUBPROTOCOL, parse_client, serialize, serialize_audio
+from realtime.protocol.native import MAX_PACKET_BYTES, SUBPROTOCOL, parse_client, parse_flag, serialize, serialize_audio
 from realtime.protocol.transitions import MAX_REMEMBERED_RESPONSES, ResponseState, SessionStateMachine
 
 KINDS = {
@@ -53,7 +53,7 @@ class NativeDialect(Dialect):
         super().__init__(handshake)
         if handshake.subprotocols and SUBPROTOCOL not in handshake.subprotocols:
             raise RequestRefused("unsupported_subprotocol", f"this address speaks {SUBPROTOCOL}")
-        self.can_resume = _flag(handshake.query, "resume")
+        self.can_resume = parse_flag(handshake.query, "resume")
         self._states = SessionStateMachine()
         self._numbers = itertools.count(1)
         self._responses: dict[str, OpenResponse] = {}
@@ -160,11 +160,12 @@ class NativeDialect(Dialect):
         if resumed.had_ended:
             self._states.reopen(resumed.context)
             self._responses[resumed.context] = self._ended.pop(resumed.context)
-        number = self._responses[resumed.context].number if resumed.context in self._responses else None
+        if resumed.format is None:  # also one whose refusal the client may lack
+            return ev.ResumedResponse(response_id=resumed.context, state=ResponseState.UNKNOWN)
         return ev.ResumedResponse(
             response_id=resumed.context,
             state=self._states.response_state(resumed.context),
-            response=number,
+            response=self._responses[resumed.context].number,
             format=resumed.format,
             received_chars=resumed.received_chars,
             received_flushes=resumed.received_flushes,
@@ -181,14 +182,6 @@ class NativeDialect(Dialect):
         if kind is not ev.AudioKind.OPUS:
             packets = tuple(run[at : at + RUN_BYTES] for run in packets for at in range(0, len(run), RUN_BYTES))
         return ev.AudioMessage(kind, number, audio.sequence, audio.start_sample, packets)
-
-
-def _flag(query: Mapping[str, str], name: str) -> bool:
-    """Return a parameter of the URL. Raises ``RequestRefused``."""
-    value = query.get(name, "false")
-    if value not in ("true", "false"):
-        raise RequestRefused("invalid_request", f"{name} must be true or false, is {value[:20]!r}", name)
-    return value == "true"
 
 
 def _send(event: ev.ServerEvent) -> model.SendMessage:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from engine.api import ErrorInfo
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
+from realtime.protocol.events import ResumePosition
 from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.messages import AudioHeader, MqttAudioMessage, pack
+
+# As many as a conversation remembers.
+MAX_REMEMBERED_REPLIES = 4
+# More than the audio that is retained has.
+MAX_SENT_RUNS = 2_000
+NEVER_SENT = 2**62
 
 
 class MqttSessionDialect(Dialect):
@@ -19,14 +28,17 @@ class MqttSessionDialect(Dialect):
 
     forgiving = True
 
-    def __init__(self, sid: str, options: model.SpeechOptions) -> None:
+    def __init__(self, sid: str, options: model.SpeechOptions, can_resume: bool = False) -> None:
         super().__init__(model.ClientHandshake(path={}, query={}, headers={}, request_id=sid))
         self.options = options
+        self.can_resume = can_resume
         self._num_replies = 0
         # The reply that text goes to.
         self._writing: str | None = None
         # Replies that have not ended.
         self._contexts: dict[str, ReplyCounters] = {}
+        # Of the last ended replies, which a resume may open again.
+        self._past: dict[str, ReplyCounters] = {}
         self._next_seq = 0
         # Messages were lost: what follows, up to the end of that text, makes no sense.
         self._torn = False
@@ -59,10 +71,23 @@ class MqttSessionDialect(Dialect):
                 if self._writing is not None:
                     yield from self._end()
                 yield model.FinishContexts()
-            case messages.MqttLeave():
+            case messages.MqttLost() if self.can_resume:
+                yield model.SuspendContexts()
+            case messages.MqttLeave() | messages.MqttLost():
                 yield model.CloseConnection(1000, "leave")
+            case messages.MqttResume():
+                yield model.ResumeContexts(tuple(self._positions(event.replies)))
             case messages.MqttPing():
                 yield _send(messages.MqttPong(d=event.d))
+
+    def _positions(self, given: Iterable[messages.MqttReplyPosition]) -> Iterator[ResumePosition]:
+        """Return the position of each open reply, and of those that the client lacks the end of."""
+        known = {str(position.reply): position for position in given}
+        for context in {**self._contexts, **{name: self._past[name] for name in known if name in self._past}}:
+            position = known.get(context) or messages.MqttReplyPosition(reply=int(context))
+            counters = self._contexts.get(context) or self._past[context]
+            samples = counters.rewind(position.received)
+            yield ResumePosition(response_id=context, received_samples=samples, played_ms=position.played_ms)
 
     def _write(self, text: str) -> Iterator[model.DialectCommand]:
         if self._writing is None:
@@ -112,7 +137,7 @@ class MqttSessionDialect(Dialect):
             case model.ContextWords():
                 yield _send(messages.MqttWordMarks(reply=int(event.context), words=tuple(map(_mark, event.words))))
             case model.ContextFlushed():
-                yield _send(self._contexts[event.context].seg_done(event.end_ms))
+                yield _send(self._contexts[event.context].seg_done(event))
             case model.ContextEnded():
                 yield from self._ended(event)
             case model.HeardReported():
@@ -124,42 +149,62 @@ class MqttSessionDialect(Dialect):
                 yield model.CloseConnection(1000, "close")
 
     def _ended(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        line = self._contexts.pop(event.context)
+        line = self._past[event.context] = self._contexts.pop(event.context)
+        if len(self._past) > MAX_REMEMBERED_REPLIES:
+            del self._past[next(iter(self._past))]
         self._last = event.context
         if self._writing == event.context:  # it failed: the rest of its text is dropped
             self._writing, self._torn = None, event.status == "failed"
         yield model.SendMessage(line.last(event.audio_ms))
         yield _send(done(event))
 
+    def send_resumed(self, contexts: Iterable[model.ResumedContext]) -> Iterator[model.DialectCommand]:
+        self._contexts |= {one.context: self._past.pop(one.context) for one in contexts if one.had_ended}
+        yield _send(messages.MqttResumed(seq=self._next_seq, replies=tuple(sorted(map(int, self._contexts)))))
+
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield _send(messages.MqttFailed(error=error))
 
 
 class ReplyCounters:
-    """Numbers of what is sent of one reply."""
+    """Numbers of what is sent of one reply. What is sent again after a resume has the same numbers."""
 
     def __init__(self, reply: int) -> None:
         self._reply = reply
         self._num_messages = 0
-        self._num_flushes = 0
+        # First sample and first number of the last runs of messages.
+        self._sent: deque[tuple[int, int]] = deque(maxlen=MAX_SENT_RUNS)
+        # Ends of the flushes, in samples.
+        self._flush_ends: list[int] = []
 
     def audio(self, event: model.ContextAudio) -> Iterator[bytes]:
         """A message for each packet of Opus, one for a run of anything else."""
+        while self._sent and self._sent[-1][0] >= event.start_sample:
+            self._num_messages = self._sent.pop()[1]
+        self._sent.append((event.start_sample, self._num_messages))
         packets = event.packets or (event.data,)
         each_ms = (event.end_ms - event.start_ms) / len(packets)
         for number, sound in enumerate(packets):
-            yield self._next(sound, event.start_ms + number * each_ms, False)
+            yield self._message(sound, event.start_ms + number * each_ms, False)
+            self._num_messages += 1
 
     def last(self, end_ms: float) -> bytes:
-        return self._next(b"", end_ms, True)
+        return self._message(b"", end_ms, True)
 
-    def seg_done(self, end_ms: float) -> messages.MqttSegmentDone:
-        seg, self._num_flushes = self._num_flushes, self._num_flushes + 1
-        return messages.MqttSegmentDone(reply=self._reply, seg=seg, end_ms=end_ms)
+    def seg_done(self, event: model.ContextFlushed) -> messages.MqttSegmentDone:
+        self._flush_ends.append(event.end_sample)
+        return messages.MqttSegmentDone(reply=self._reply, seg=len(self._flush_ends) - 1, end_ms=event.end_ms)
 
-    def _next(self, sound: bytes, ts_ms: float, last: bool) -> bytes:
-        seq, self._num_messages = self._num_messages, self._num_messages + 1
-        return pack(MqttAudioMessage(AudioHeader(self._reply, seq, ts_ms, last), sound))
+    def rewind(self, num_received: int) -> int:
+        """Return the sample up to which a client with so many messages certainly has the audio."""
+        if num_received > self._num_messages:
+            return NEVER_SENT
+        sample = next((first for first, number in reversed(self._sent) if number <= num_received), 0)
+        del self._flush_ends[bisect_left(self._flush_ends, sample) :]
+        return sample
+
+    def _message(self, sound: bytes, ts_ms: float, last: bool) -> bytes:
+        return pack(MqttAudioMessage(AudioHeader(self._reply, self._num_messages, ts_ms, last), sound))
 
 
 class MqttOneShotDialect(Dialect):

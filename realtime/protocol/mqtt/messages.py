@@ -23,6 +23,7 @@ VERSION = 1
 MAX_PLAYED_MS = 1e12
 MAX_INSTRUCT_CHARS = 2_000
 MAX_NAME_CHARS = 128
+MAX_POSITIONS = 64
 NATURAL_RATES = {"opus": 24_000, "pcm_s16le": 24_000, "mulaw": 8_000, "alaw": 8_000}
 CONTENT_TYPES = {"opus": "audio/opus", "pcm_s16le": "audio/pcm", "mulaw": "audio/basic", "alaw": "audio/x-alaw-basic"}
 JSON = "application/json"
@@ -79,6 +80,8 @@ class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class MqttOpen(MqttSpeechOptions, frozen=True):
     # Session id chosen by the client, new each time; by default the server generates one.
     sid: Id | None = None
+    # Keep the session for a while when the client is gone.
+    resume: bool = False
 
 
 class MqttSay(MqttSpeechOptions, frozen=True):
@@ -122,7 +125,25 @@ class MqttPing(MqttInbound, frozen=True, tag="ping"):
     d: Annotated[str, Meta(max_length=256)] = ""
 
 
-ClientMessage = MqttText | MqttFlush | MqttEnd | MqttCancel | MqttClose | MqttLeave | MqttPing
+class MqttLost(MqttInbound, frozen=True, tag="lost"):
+    """The client is gone and may come back. Fit for a will."""
+
+
+class MqttReplyPosition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reply: Number
+    # Audio messages of the reply that were received, in order and without a gap.
+    received: Number = 0
+    # By default all that was received.
+    played_ms: Milliseconds | None = None
+
+
+class MqttResume(MqttInbound, frozen=True, tag="resume"):
+    """Go on from there; replies that are not named, from their beginning."""
+
+    replies: Annotated[tuple[MqttReplyPosition, ...], Meta(max_length=MAX_POSITIONS)] = ()
+
+
+ClientMessage = MqttText | MqttFlush | MqttEnd | MqttCancel | MqttClose | MqttLeave | MqttPing | MqttLost | MqttResume
 
 
 class MqttOutbound(Struct, frozen=True, kw_only=True, tag_field="t"):
@@ -177,6 +198,15 @@ class MqttHeard(MqttOutbound, frozen=True, tag="heard"):
     played_ms: float
 
 
+class MqttResumed(MqttOutbound, frozen=True, tag="resumed"):
+    """The answer to ``resume``."""
+
+    # The first number of a message that was not received.
+    seq: int
+    # Replies that go on.
+    replies: tuple[int, ...]
+
+
 class MqttPong(MqttOutbound, frozen=True, tag="pong"):
     d: str = ""
 
@@ -194,7 +224,15 @@ class MqttClosed(MqttOutbound, frozen=True, tag="closed"):
 
 
 ServerMessage = (
-    MqttStarted | MqttWordMarks | MqttSegmentDone | MqttDone | MqttHeard | MqttPong | MqttFailed | MqttClosed
+    MqttStarted
+    | MqttWordMarks
+    | MqttSegmentDone
+    | MqttDone
+    | MqttHeard
+    | MqttPong
+    | MqttFailed
+    | MqttResumed
+    | MqttClosed
 )
 
 

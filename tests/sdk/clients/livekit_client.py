@@ -217,13 +217,14 @@ async def drop_early(service: tts.TTS) -> None:
 
 
 async def lose_the_line(service: tts.TTS) -> None:
-    """A stream whose line is lost before it sounds is spoken whole on the next one; one that has sounded fails."""
+    """Where the session cannot be resumed, a stream is spoken whole on the next line; one that has sounded fails."""
     await service.client.connect()
     for sounded in (False, True):
         stream = service.stream()
         stream.push_text(LONG if sounded else TURNS[0])
         if sounded:
             await anext(aiter(stream))
+        service.client._token = "forged"
         service.client._socket._response.connection.transport.abort()
         stream.end_input()
         try:

@@ -224,9 +224,10 @@ async def interrupt_early(worker: PipelineWorker) -> None:
 
 
 async def lose_the_line(worker: PipelineWorker, sink: Sink, service: Any) -> None:
-    """The rest of the reply is not spoken on the next line; its end is told."""
+    """Where the session cannot be resumed, the rest of the reply is not spoken on the next line; its end is told."""
     await worker.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame(LONG)])
     await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
+    service._client._token = "forged"
     service._client._socket._response.connection.transport.abort()
     await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
     sink.begin_turn()
