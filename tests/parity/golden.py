@@ -134,7 +134,7 @@ class Speaker:
         found = []
         for row, epoch in zip(rows, epochs, strict=True):
             assert isinstance(row, QwenSequence)
-            found.append((row.codes, bench.heard[epoch]))
+            found.append(([list(codes) for codes in row.codes], bench.heard[epoch]))
         return found
 
     def inputs(self, case: Case) -> tuple[QwenSequence, list[PromptPosition], list[int]]:
