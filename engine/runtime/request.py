@@ -168,10 +168,13 @@ class Request:
         return 0.0 if dry_at_s is None else dry_at_s
 
     def generated_lead_s(self, now_s: float, frame_s: float) -> float:
-        """Lead counting also frames sampled and not yet decoded."""
+        """Lead counting also frames sampled and not yet decoded, except those whose audio was received before."""
         dry_at_s = self.clock.dry_at_s
         lead_s = dry_at_s - now_s if dry_at_s is not None and dry_at_s > now_s else 0.0
-        return lead_s + self.num_pending_frames * frame_s
+        pending_s = self.num_pending_frames * frame_s
+        if self.resumption is not None:
+            pending_s = max(0.0, pending_s - self.resumption.num_samples / self.clock.sample_rate)
+        return lead_s + pending_s
 
     def priority(self) -> tuple[bool, float, float, int]:
         """Smaller is more urgent: paced before burst, then by deadline, then by age."""

@@ -56,6 +56,14 @@ def check_says(
         np.testing.assert_allclose(heard.pcm, pcm, rtol=0, atol=shape.pcm_tolerance)
 
 
+def check_lead(shape: ChecksumFamily, bench: EngineHarness, request: Request) -> None:
+    """A paced row runs only while one more frame fits into its lead and one chunk."""
+    if request.spec.lead_ms is not None:
+        frame_s = bench.engine.scheduler.frame_s
+        ahead_s = request.generated_lead_s(bench.now_s, frame_s) + frame_s
+        assert ahead_s <= request.spec.lead_ms / 1000 + shape.chunk_frames * frame_s + 1e-6
+
+
 class EngineLaws(RuleBasedStateMachine):
     """Random orders from many clients, against an engine short of everything."""
 
@@ -216,10 +224,7 @@ class EngineLaws(RuleBasedStateMachine):
         assert request.phase is RequestPhase.RUNNING
         assert not request.parked or request.has_new_text, "a parked row takes no part in steps"
         assert len(request.block_table) * self.recorder.config.block_size >= request.row.num_computed + 1
-        if request.spec.lead_ms is not None:
-            frame_s = self.recorder.engine.scheduler.frame_s
-            ahead_s = request.generated_lead_s(self.recorder.now_s, frame_s) + frame_s
-            assert ahead_s <= request.spec.lead_ms / 1000 + self.shape.chunk_frames * frame_s + 1e-6
+        check_lead(self.shape, self.recorder, request)
 
     def was_passed_over_for_a_reason(self, request: Request) -> bool:
         """No text, at its lead, drained, a prefill too long for this step, or no block for its next position."""
@@ -275,6 +280,7 @@ def test_another_engine_goes_on_at_the_next_sample(shape: ChecksumFamily, closed
         received = dataclasses.replace(heard, events=list(heard.chunks[:num_chunks]))
         received.num_samples = received.chunks[-1].start_sample + len(received.chunks[-1].pcm)
         other = recorder(shape)
+        other.on_batch = lambda batch, bench=other: [check_lead(shape, bench, work.request) for work in batch.items]
         resumed = other.submit(**(spec | dict(lead_ms=400, resume=received.point)))
         other.heard[resumed].before = received.pcm[: received.point.num_samples]
         other.step()
