@@ -192,7 +192,7 @@ def test_another_engine_goes_on_where_a_frame_hears_ahead(tmp_path: Path, layout
     folder = write_with_voice(tmp_path)
     sampling = SamplingParams(seed=5, min_new_tokens=70)
     spec = dict(text=TEXT * 3, text_closed=True, layout=layout, sampling=sampling, max_frames=90)
-    # The flow batches the blocks with those of the other request; random weights amplify the rounding.
+    # Which blocks go together is a matter of timing: another lead alone makes a difference of 0.00095.
     check_takeover(lambda: make_bench(folder, graphs, max_frames=120), 2e-3, **spec)
 
 
