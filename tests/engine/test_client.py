@@ -105,6 +105,7 @@ async def speak(engine: SpeechEngine, spec: SpeechRequest) -> tuple[np.ndarray, 
             end = event
     await stream.released()
     assert end is not None
+    assert chunks, end
     return np.concatenate(chunks), end
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest, SpeechChunk
+from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest
 from engine.child import EngineProcess
 from engine.launch import create_engine
 from engine.pool import EnginePool
@@ -89,8 +88,10 @@ async def test_requests_of_engines_that_all_died_go_on_at_the_first_that_returns
         switch.step_fails = switch.making_fails = True
         await wait_until(lambda client=client: not client.is_alive)  # type: ignore[misc]
         if pool.is_alive:
-            for events_so_far, one in zip(heard, events, strict=True):
-                events_so_far.append(await anext(one))
+            for events_so_far, stream, one in zip(heard, streams, events, strict=True):
+                # Events of the first engine may still wait to be read.
+                while stream._num_interruptions:
+                    events_so_far.append(await anext(one))
     with pytest.raises(EngineDead):
         pool.submit(request(5))
     with pytest.raises(EngineDead):
@@ -127,39 +128,28 @@ def test_several_devices_need_processes() -> None:
         create_engine(device="cpu,cpu", process=False)
 
 
-async def test_a_killed_process_is_not_heard(tiny_folder: Path) -> None:
-    """Two processes; one is killed under paced requests. Each chunk comes while there is audio left to play."""
-    pool = create_engine(tiny_folder, device="cpu, cpu", lazy_graph_capture=True)
+async def test_requests_of_a_killed_process_go_on_at_the_other(tiny_folder: Path) -> None:
+    """``benchmarks.takeover`` measures the silence."""
+    # No request is refused on busy cores.
+    pool = create_engine(tiny_folder, device="cpu, cpu", lazy_graph_capture=True, admission_utilization=1e6)
     assert isinstance(pool, EnginePool)
     await pool.start()
     try:
         uncut, _ = await speak(pool, long_request("uncut", 40))
         specs = [msgspec.structs.replace(long_request(f"r{n}", 40), lead_ms=1_000) for n in range(4)]
-        listening = [asyncio.create_task(listen_for_gaps(pool, spec)) for spec in specs]
+        speaking = [asyncio.create_task(speak(pool, spec)) for spec in specs]
         await asyncio.sleep(1.0)
         process = pool.clients[0]._endpoint
         assert isinstance(process, EngineProcess)
         assert process.pid is not None
-        assert num_streams(pool) == [2, 2]
+        assert min(num_streams(pool)) > 0
         os.kill(process.pid, signal.SIGKILL)
-        for pcm, silence_s in await asyncio.gather(*listening):
+        await wait_until(lambda: not pool.clients[0].is_alive)
+        assert num_streams(pool)[0] == 0, "nothing waits for the restart"
+        for pcm, end in await asyncio.gather(*speaking):
             np.testing.assert_allclose(pcm, uncut, atol=1e-5)
-            assert silence_s < 0.5, "a restart takes longer than the lead"
-        await wait_until(lambda: pool.num_restarts == 1)
+            assert end.reason is FinishReason.LENGTH
+        while pool.num_restarts < 1:
+            await asyncio.sleep(0.05)
     finally:
         await pool.aclose()
-
-
-async def listen_for_gaps(pool: EnginePool, spec: object) -> tuple[np.ndarray, float]:
-    """The PCM, and for how long its listener had nothing to play."""
-    stream = pool.submit(spec)  # type: ignore[arg-type]
-    pieces, silence_s, dry_s = [], 0.0, 0.0
-    async for event in stream:
-        if isinstance(event, SpeechChunk) and len(event.pcm):
-            now_s = time.monotonic()
-            silence_s += max(0.0, now_s - dry_s) if pieces else 0.0
-            dry_s = max(dry_s, now_s) + len(event.pcm) / pool.info.sample_rate
-            pieces.append(event.pcm)
-        elif not isinstance(event, SpeechChunk):
-            assert getattr(event, "reason", FinishReason.LENGTH) is FinishReason.LENGTH
-    return np.concatenate(pieces), silence_s
