@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from engine.api import ClonedVoice, EngineStats, ReferenceAudio, SpeechRequest
-from engine.errors import EngineOverloaded
+from engine.errors import EngineDead, EngineOverloaded
 from engine.ipc import (
     CancelRequest,
     Command,
@@ -83,8 +83,11 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="voicewire-engine", daemon=True)
 
     def start(self) -> None:
-        """Returns when the engine stands; raises what kept it from that."""
-        self._thread.start()
+        """Returns when the engine stands; raises what kept it from that, ``EngineDead`` after ``stop``."""
+        with self._wake:
+            if self._stopping:
+                raise EngineDead("the engine was stopped before it started")
+            self._thread.start()
         self._made.result()
 
     def send(self, command: Command) -> None:

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine import loop as loop_module
-from engine.api import ClonedVoice, EngineOverloaded, FinishReason, ReferenceAudio, RequestFinished, SpeechRequest
+from engine.api import (
+    ClonedVoice,
+    EngineDead,
+    EngineOverloaded,
+    FinishReason,
+    ReferenceAudio,
+    RequestFinished,
+    SpeechRequest,
+)
 from engine.config import EngineConfig
 from engine.ipc import CancelRequest, PushRequestText, SubmitRequest
 from engine.load import encode_exclusively
@@ -75,6 +83,15 @@ def loop(make_engine: Callable[[], Engine], heard: Heard) -> Iterator[EngineLoop
 
 def request(name: str = "r", text: str = "hello there", text_closed: bool = True) -> SpeechRequest:
     return SpeechRequest(request_id=name, text=text, text_closed=text_closed)
+
+
+def test_a_loop_stopped_before_its_start_runs_no_thread(make_engine: Callable[[], Engine], heard: Heard) -> None:
+    loop = EngineLoop(make_engine, heard.deliver, heard.died_of.append)
+    loop.stop()
+    loop.join()
+    with pytest.raises(EngineDead):
+        loop.start()
+    assert not loop._thread.is_alive()
 
 
 def test_the_engine_is_made_on_the_thread_that_runs_it(make_engine: Callable[[], Engine], heard: Heard) -> None:
