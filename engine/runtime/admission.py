@@ -56,7 +56,7 @@ class QueueLimits(msgspec.Struct, frozen=True):
     """Limits of the active requests of all clients."""
 
     new: int
-    # The ceiling: for further segments of replies of which something has been heard.
+    # The ceiling: for further segments of replies of which something has been heard, and for takeovers.
     continuing: int
     for_burst: int
     for_burst_of_group: int
@@ -69,7 +69,7 @@ class QueueLimits(msgspec.Struct, frozen=True):
 
     def check(self, counts: RequestCounts, spec: SpeechRequest) -> None:
         """Check that the request fits beside the active ones. Raises ``EngineOverloaded``."""
-        if spec.segment:
+        if spec.segment or spec.resume is not None:
             self._check("requests", counts.num_requests, self.continuing)
             return
         self._check("requests", counts.num_requests, self.new)

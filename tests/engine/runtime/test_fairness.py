@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api import EngineOverloaded, SamplingParams, SpeechRequest
+from engine.api import EngineOverloaded, ResumePoint, SamplingParams, SpeechRequest
 from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS
 from engine.load import load_engine
@@ -244,6 +244,7 @@ def test_burst_queue_is_bounded_by_class_and_group() -> None:
         room.check(counts, SpeechRequest(request_id="r", group="three"))
     room.check(counts, SpeechRequest(request_id="r", group="one", lead_ms=2_000))
     room.check(counts, SpeechRequest(request_id="r", group="one", segment=1))
+    room.check(counts, SpeechRequest(request_id="r", group="one", resume=ResumePoint(codes=b"", num_samples=1)))
 
 
 def test_budget_grows_step_by_step_before_the_model_is_known() -> None:
