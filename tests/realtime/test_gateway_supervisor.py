@@ -118,7 +118,7 @@ def command_of(process: psutil.Process) -> list[str]:
 def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     config = folder / "server.toml"
-    config.write_text("[engine.options]\nlazy_graph_capture = true\n")
+    config.write_text("[engine.options]\nlazy_graph_capture = true\nadmission_utilization = 1e6\n")
     command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
     certificate, key = self_signed(folder)
     command += ["--config", str(config), "--tls-certificate", str(certificate), "--tls-key", str(key)]
@@ -243,7 +243,7 @@ async def test_responses_go_on_after_their_engine_was_killed(served: Served) -> 
     engine.kill()
     assert 503 in await served.health_until_good()
     for response in await asyncio.gather(*responses):
-        assert response.done.status == "completed"
+        assert response.done.status == "completed", response.done
         np.testing.assert_allclose(samples_of(response), samples_of(uncut), atol=2)
     for client in clients:
         await speaks(client, "again")
