@@ -167,7 +167,10 @@ class ClonedVoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where another engine left a request, which goes on from there with the same text and seed."""
+    """Where another engine left a request, which goes on from there with the same text and seed.
+
+    Without codes it begins again: the other engine had accepted it, and sent no audio. It is not refused for load.
+    """
 
     # int16: ``SpeechChunk.codes`` of all its chunks, joined.
     codes: bytes

@@ -161,10 +161,10 @@ class EngineStream:
             self._send(command)
 
     def _resume_commands(self, sample_rate: int) -> Iterator[Command]:
-        request = self.request
-        if self._num_final_samples:
-            point = ResumePoint(codes=bytes(self._codes), num_samples=self._num_final_samples)
-            request = msgspec.structs.replace(request, resume=point)
+        if not self._num_final_samples:
+            self._codes.clear()
+        point = ResumePoint(codes=bytes(self._codes), num_samples=self._num_final_samples)
+        request = msgspec.structs.replace(self.request, resume=point)
         yield SubmitRequest(self._epoch, request)
         if text := "".join(self._text_pushed):
             yield PushRequestText(self._epoch, text)

@@ -267,7 +267,7 @@ MAX_SIZES = {
     "engine": Size(18_100, 102, 0),
     "sessions": Size(9_100, 86, 0),
     "realtime": Size(21_300, 128, 0),
-    "tests": Size(50_520, 290, 7),
+    "tests": Size(50_540, 290, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 

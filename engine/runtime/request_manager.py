@@ -117,7 +117,7 @@ class RequestManager:
     def playback_clock(self, spec: SpeechRequest) -> PlaybackClock:
         """The listener of a resumed request has its audio up to there, and may have played all of it."""
         clock = PlaybackClock(self.sample_rate)
-        if spec.resume is not None:
+        if spec.resume is not None and spec.resume.num_samples:
             clock.emit(spec.resume.num_samples, self.clock())
             clock.report(spec.resume.num_samples, self.clock())
         return clock
@@ -126,7 +126,8 @@ class RequestManager:
         if spec.resume is None:
             return None
         stage, size = self.scheduler.stage, self.model.codes_per_step
-        return Resumption.from_point(spec.resume, size, stage.frame_samples, stage.chunk_frames > 1)
+        found = Resumption.from_point(spec.resume, size, stage.frame_samples, stage.chunk_frames > 1)
+        return found if spec.resume.codes else None
 
     def push_text(self, epoch: int, text: str) -> None:
         request = self.active.get(epoch)

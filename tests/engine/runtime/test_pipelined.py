@@ -14,6 +14,7 @@ from engine.api import (
     ClonedVoice,
     EngineOverloaded,
     FinishReason,
+    ResumePoint,
     SamplingParams,
     SpeechChunk,
     SpeechRequest,
@@ -283,6 +284,18 @@ def test_first_chunk_is_decoded_alone_with_equal_samples(tiny_folder: Path) -> N
     assert [first | second] in all_at_once
     assert [second] in by_call, "the first has lead, and what it gets leaves with the step"
     assert [first, second] not in by_call
+
+
+def test_request_of_an_engine_that_died_before_its_first_audio_is_accepted(tiny_folder: Path) -> None:
+    bench = make_bench(tiny_folder, True, admission_utilization=0.9)
+    spec: dict[str, Any] = dict(text=TEXT, text_closed=True, lead_ms=2_000, sampling=SamplingParams(seed=3))
+    first = bench.submit(**spec)
+    for _ in range(100):
+        bench.engine.scheduler.step_model.observe(1, 0.08)
+    second = bench.submit(**spec, resume=ResumePoint(codes=b"", num_samples=0))
+    bench.run()
+    assert bench.heard[second].reason is bench.heard[first].reason is not FinishReason.ERROR
+    np.testing.assert_allclose(bench.heard[second].pcm, bench.heard[first].pcm, atol=1e-4)
 
 
 def test_later_segment_of_a_reply_counts_no_new_stream(tiny_folder: Path) -> None:
