@@ -118,7 +118,7 @@ def command_of(process: psutil.Process) -> list[str]:
 def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     config = folder / "server.toml"
-    config.write_text("[engine.options]\nlazy_graph_capture = true\nadmission_utilization = 1e6\n")
+    config.write_text("engine.options.lazy_graph_capture = true\ndebug.engine.admission_utilization = 1e6\n")
     command = [sys.executable, "-m", "realtime.cli", "serve", "--model", str(folder), "--port", "0"]
     certificate, key = self_signed(folder)
     command += ["--config", str(config), "--tls-certificate", str(certificate), "--tls-key", str(key)]
@@ -126,9 +126,14 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*command, "--gateways", str(NUM_GATEWAYS), "--set", f"limits.max_connections={MAX_CONNECTIONS}"]
 
 
+def start_server(command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    environment |= {"VOICEWIRE_DEBUG": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | environment)
+
+
 @pytest.fixture(scope="module")
 def served(command: list[str]) -> Iterator[Served]:
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with start_server(command) as process:
         yield Served(process, Path(command[command.index("--tls-certificate") + 1]))
         process.terminate()
 
@@ -326,8 +331,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.timeout(300)
 def test_what_a_killed_server_left_goes_with_the_next(command: list[str], temporary: Path) -> None:
-    environment = os.environ | {"TMPDIR": str(temporary)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
+    with start_server(command, TMPDIR=str(temporary)) as process:
         assert process.stdout is not None
         wire_address(process.stdout)
         family = psutil.Process(process.pid).children(recursive=True)
