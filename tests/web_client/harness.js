@@ -83,8 +83,9 @@ export async function hear({ options = {}, text, settings = {}, drop = 0, deltas
     const receive = response.receive.bind(response);
     response.receive = (event) => ("type" in event || event.sequence % drop !== drop - 1) && receive(event);
   }
-  for (const delta of deltas ?? []) {
+  for (const [at, delta] of (deltas ?? []).entries()) {
     response.push(delta);
+    await globalThis.onDelta?.(at);
     await new Promise((resolve) => setTimeout(resolve, gap_ms));
   }
   if (deltas) response.end();
