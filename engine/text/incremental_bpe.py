@@ -30,7 +30,6 @@ def _byte_characters() -> dict[int, str]:
 
 
 BYTE_CHARACTERS = _byte_characters()
-_INSIDE_CHARACTER = {BYTE_CHARACTERS[byte] for byte in range(0x80, 0xC0)}
 
 
 def byte_level(text: str) -> str:
@@ -90,13 +89,6 @@ class IncrementalBpe:
         self._open = ""
         self._last_tokens = [""]
         self._next_look = FIRST_CHECK_BYTES
-        self._num_characters = 0
-
-    @property
-    def num_chars_final(self) -> int:
-        """Characters that returned ids cover to their last byte."""
-        cut_inside = self._open[:1] in _INSIDE_CHARACTER
-        return self._num_characters - cut_inside
 
     def push(self, text: str) -> list[int]:
         self._open += text
@@ -110,7 +102,8 @@ class IncrementalBpe:
     def finish(self, text: str = "") -> list[int]:
         self._open += text
         if self._last_tokens == [""]:
-            return self._close_unseen()
+            ids, self._open = self._pairs.encode(self._open), ""
+            return ids
         self._extend_tree()
         return self._release(len(self._open))
 
@@ -145,15 +138,5 @@ class IncrementalBpe:
             token = self._last_tokens[position]
             ids.append(self._pairs.vocab[token])
             position -= len(token)
-        self._drop(end)
-        self._last_tokens = self._last_tokens[end:]
+        self._open, self._last_tokens = self._open[end:], self._last_tokens[end:]
         return ids[::-1]
-
-    def _close_unseen(self) -> list[int]:
-        ids = self._pairs.encode(self._open)
-        self._drop(len(self._open))
-        return ids
-
-    def _drop(self, end: int) -> None:
-        self._num_characters += sum(byte not in _INSIDE_CHARACTER for byte in self._open[:end])
-        self._open = self._open[end:]

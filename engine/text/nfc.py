@@ -1,11 +1,9 @@
-"""Canonical composition (NFC) of text that arrives in pieces, with the way back to the characters as they were sent."""
+"""Canonical composition (NFC) of text that arrives in pieces."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import deque
-from dataclasses import dataclass
 
 from tokenizers.normalizers import NFC
 
@@ -31,19 +29,11 @@ def starts_cluster(character: str) -> bool:
     return not unicodedata.category(character).startswith("M")
 
 
-@dataclass(slots=True)
-class _ComposedRun:
-    num_composed: int
-    num_raw: int
-
-
 class NfcStream:
     """Holds the last cluster back, because a combining mark may follow."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
-        self._runs: deque[_ComposedRun] = deque()
-        self._num_raw_used = 0
 
     def push(self, text: str) -> str:
         start = _last_cluster_start(text)
@@ -52,46 +42,14 @@ class NfcStream:
             return ""
         settled = "".join((*self._held, text[:start]))
         self._held = [text[start:]]
-        return self._finalize(settled)
+        return compose(settled)
 
     def finish(self) -> str:
         rest, self._held = "".join(self._held), []
-        return self._finalize(rest)
-
-    def consume(self, num_composed: int) -> int:
-        """Count the next ``num_composed`` characters as used; returns the raw characters used in all.
-
-        Of a cluster that composing changed, the raw characters count once the cluster is used up.
-        """
-        while self._runs and num_composed:
-            run = self._runs[0]
-            used = min(num_composed, run.num_composed)
-            num_composed -= used
-            run.num_composed -= used
-            if run.num_composed == 0:
-                self._num_raw_used += run.num_raw
-                self._runs.popleft()
-            elif run.num_raw == run.num_composed + used:
-                run.num_raw -= used
-                self._num_raw_used += used
-        return self._num_raw_used
-
-    def _finalize(self, raw: str) -> str:
-        composed = compose(raw)
-        if composed == _SURROGATE.sub("\ufffd", raw):
-            if raw:
-                self._runs.append(_ComposedRun(len(raw), len(raw)))
-            return composed
-        self._runs.extend(_ComposedRun(len(compose(cluster)), len(cluster)) for cluster in _clusters(raw))
-        return composed
+        return compose(rest)
 
 
 def _last_cluster_start(text: str) -> int | None:
     if text[-1:] in _INERT:
         return len(text)
     return next((place for place in reversed(range(len(text))) if starts_cluster(text[place])), None)
-
-
-def _clusters(text: str) -> list[str]:
-    starts = [place for place in range(len(text)) if place == 0 or starts_cluster(text[place])]
-    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]

@@ -98,10 +98,6 @@ class IncrementalTokenizer:
         self._context = ""
         self._word = tokenizer.incremental_word()
         self._spaces: list[str] = []
-        self._num_composed_closed = 0
-        self._num_composed_final = 0
-        # Raw characters, white space at the start included, that the ids returned so far cover.
-        self.num_chars_final = 0
 
     def push(self, text: str) -> list[int]:
         """Returns the ids that no later text can change."""
@@ -110,13 +106,12 @@ class IncrementalTokenizer:
     def finish(self) -> list[int]:
         """Returns the remaining ids; nothing may be pushed afterwards."""
         ids = self._consume(self._nfc.finish())
-        ids += self._close_words(self._tokenizer.pre_tokens(self._context + "".join(self._spaces)))
-        self._count_final()
-        return ids
+        return ids + self._close_words(self._tokenizer.pre_tokens(self._context + "".join(self._spaces)))
 
     def _consume(self, text: str) -> list[int]:
         if not self._begun:
-            text = self._strip_start(text)
+            text = text.lstrip(WHITE_SPACE)
+            self._begun = bool(text)
         visible = text.rstrip(WHITE_SPACE)
         ids = self._consume_visible(visible) if visible else []
         spaces = text[len(visible) :]
@@ -124,14 +119,7 @@ class IncrementalTokenizer:
             ids += self._end_word_before(spaces[0])
         if spaces:
             self._spaces.append(spaces)
-        self._count_final()
         return ids
-
-    def _strip_start(self, text: str) -> str:
-        stripped = text.lstrip(WHITE_SPACE)
-        self._begun = bool(stripped)
-        self._num_composed_closed += len(text) - len(stripped)
-        return stripped
 
     def _consume_visible(self, text: str) -> list[int]:
         """Text that ends in a visible character: all its pre-tokens but the last are final."""
@@ -150,7 +138,6 @@ class IncrementalTokenizer:
 
     def _close_word(self, seen: str) -> list[int]:
         ids = self._word.finish(byte_level(seen[len(self._context) :]))
-        self._num_composed_closed += self._word.num_chars_final
         self._word, self._context = self._tokenizer.incremental_word(), ""
         return ids
 
@@ -159,8 +146,3 @@ class IncrementalTokenizer:
         if self._context and self._tokenizer.pre_tokens(self._context + space)[0] == self._context:
             return self._close_word(self._context)
         return []
-
-    def _count_final(self) -> None:
-        num_final = self._num_composed_closed + self._word.num_chars_final
-        self.num_chars_final = self._nfc.consume(num_final - self._num_composed_final)
-        self._num_composed_final = num_final
