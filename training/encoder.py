@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.qwen3_tts.codec_decoder import MIDDLE_HZ
+from engine.models.qwen3_tts.source_filter import MIDDLE_HZ
 from training.pitch import track_pitch
 from training.settings import Sizes
 from training.spectral import log_mel

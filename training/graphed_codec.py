@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.layers.transformer import Rope
-from engine.models.qwen3_tts.codec_decoder import Controls, SourceFilterDecoder, VocoderPast, render
+from engine.models.qwen3_tts.source_filter import Controls, SourceFilterDecoder, VocoderPast
 from sessions.audio.resampler import Resampler
 from training import teachers
 from training.checkpoints import say
@@ -136,12 +136,13 @@ class GraphedTrainer:
             found = (
                 codec.quantizer(latent, decay=0.99) if quantized else codec.quantizer.noisy(latent, cfg.latent_noise)
             )
-            controls = decoder_of(codec).read_controls(found.latent)
+            decoder = decoder_of(codec)
+            controls = decoder.read_controls(found.latent)
             controls = controls.every_hop(controls.at(slice(1)))
         pitch = track_pitch(audio)
         # The teacher's pitch makes the pulses, so that the filters learn before pitch does.
         given = Controls(pitch.hz[..., None], controls.pulses, controls.noise)
-        speech, _ = render(given, torch.randn_like(audio), VocoderPast.none(given), SAMPLE_RATE)
+        speech, _ = decoder.vocoder(given, torch.randn_like(audio), VocoderPast.none(given))
         octaves = (controls.hz[..., 0] / pitch.hz).log2().abs()
         report = {
             "spectral": envelope_loss(speech, audio, codec.max_hz),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from engine.models.qwen3_tts.codec_decoder import pulse_train
+from engine.models.qwen3_tts.source_filter import Vocoder
 from training.pitch import track_pitch
 from training.spectral import envelope_loss, log_mel, mel_filters, spectral_loss, to_24_khz
 
@@ -37,7 +37,7 @@ def test_a_mel_frame_is_centred_on_its_hop() -> None:
 
 
 def pulses_of(hz: torch.Tensor) -> torch.Tensor:
-    return pulse_train(hz, hz[:, :1], torch.zeros(len(hz), 1), 24_000)[0]
+    return Vocoder(24_000).pulse_train(hz, hz[:, :1], torch.zeros(len(hz), 1))[0]
 
 
 def test_loss_is_zero_only_for_equal_spectra() -> None:

@@ -1,17 +1,14 @@
 """Codes to PCM: the causal decoder of the 12 Hz speech tokenizer.
 
 No look-ahead and nothing to flush: the 1,920 samples of a frame are final as soon as its codes are known.
-Streaming carries ``CodecState``; ``state=None`` decodes whole sequences from their beginning. The embedded voice has
-``SourceFilterDecoder``, whose last part is a vocoder: pulses and noise, each through a minimum-phase filter.
+Streaming carries ``CodecState``; ``state=None`` decodes whole sequences from their beginning.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -293,159 +290,3 @@ class CodecDecoder(CodecFront):
         for layer in self.decoder:
             x = layer(x) if isinstance(layer, Snake) else layer(x, values)
         return x[:, 0].clamp(-1.0, 1.0)
-
-
-# Samples per hop of the vocoder, and FFT size of a filtered hop: longer impulse responses alias.
-HOP, FFT = 120, 1024
-TAIL = FFT - HOP
-MIDDLE_HZ, MAX_OCTAVES = 140.0, 1.4
-# Constant log gains: with equal ones, noise would replace low pulses in training.
-PULSE_GAIN, NOISE_GAIN = -2.0, -7.0
-# Period of the noise, in frames.
-NOISE_FRAMES = 64
-
-
-@dataclass
-class Controls:
-    """Pitch [B, T, 1] in Hz and the cepstra [B, T, order] of both filters."""
-
-    hz: Tensor
-    pulses: Tensor
-    noise: Tensor
-
-    def every_hop(self, before: Controls) -> Controls:
-        """Double the rate by inserting the mean of each two controls; ``before`` precedes the first."""
-        return Controls(*(halve_steps(getattr(before, f.name), getattr(self, f.name)) for f in fields(self)))
-
-    def at(self, place: slice) -> Controls:
-        return Controls(self.hz[:, place], self.pulses[:, place], self.noise[:, place])
-
-
-def halve_steps(first: Tensor, x: Tensor) -> Tensor:
-    before = torch.cat((first, x[:, :-1]), 1)
-    return torch.stack(((before + x) / 2, x), 2).flatten(1, 2)
-
-
-@dataclass
-class VocoderPast:
-    """State of the vocoder: last control, phase of the pulses [B, 1] in cycles, and tail of the filters [B, TAIL].
-
-    ``begun`` [B, 1] is 0 for rows without any audio so far.
-    """
-
-    control: Controls
-    cycles: Tensor
-    tail: Tensor
-    begun: Tensor
-
-    @classmethod
-    def none(cls, controls: Controls) -> VocoderPast:
-        zero = torch.zeros_like(controls.hz[:, 0])
-        return cls(controls.at(slice(1)), zero, zero.new_zeros(len(zero), TAIL), zero)
-
-
-def pulse_train(hz: Tensor, first: Tensor, cycles: Tensor, sample_rate: int) -> tuple[Tensor, Tensor]:
-    """Return band-limited pulses of unit power [B, T * HOP] for a pitch [B, T] per hop, and the phase at their end.
-
-    ``first`` [B, 1] is the pitch before them, ``cycles`` [B, 1] the phase. The pulses are the sum of all harmonics.
-    """
-    ramp = torch.arange(1, HOP + 1, device=hz.device) / HOP
-    pitch = torch.lerp(torch.cat((first, hz[:, :-1]), 1)[..., None], hz[..., None], ramp).flatten(1)
-    turned = (pitch / sample_rate).double().cumsum(1) + cycles
-    half_turn = math.pi * (turned - turned.round()).float()
-    harmonics = (sample_rate / 2 / pitch).floor()
-    sine = half_turn.sin()
-    at_pulse = sine.abs() < 1e-4
-    ratio = ((2 * harmonics + 1) * half_turn).sin() / sine.masked_fill(at_pulse, 1.0)
-    pulses = (ratio.where(~at_pulse, 2 * harmonics + 1) - 1) * (2 * harmonics).rsqrt()
-    return pulses, turned[:, -1:].frac().to(cycles.dtype)
-
-
-def filtered(source: Tensor, cepstra: Tensor, before: Tensor, begun: Tensor) -> Tensor:
-    """Return spectra [B, T, FFT // 2 + 1] of the hops, each crossfaded from the previous filter to its own."""
-    rise, fall = torch.hann_window(2 * HOP, device=source.device).split(HOP)
-    hops = source.unflatten(1, (-1, HOP))
-    fading = torch.cat((hops[:, :1] * begun[..., None], hops[:, 1:]), 1) * fall
-    logs = torch.fft.rfft(torch.cat((before, cepstra), 1), FFT)
-    filters = torch.polar(logs.real.exp(), logs.imag)  # takes less time than the exponential of complex numbers
-    return torch.fft.rfft(hops * rise, FFT) * filters[:, 1:] + torch.fft.rfft(fading, FFT) * filters[:, :-1]
-
-
-def render(controls: Controls, noise: Tensor, past: VocoderPast, sample_rate: int) -> tuple[Tensor, VocoderPast]:
-    """Render controls of T hops and white noise [B, T * HOP] to speech [B, T * HOP], and the state after them."""
-    before, length = past.control, noise.shape[1]
-    source, cycles = pulse_train(controls.hz[..., 0], before.hz[..., 0], past.cycles, sample_rate)
-    spectra = filtered(source, controls.pulses, before.pulses, past.begun)
-    spectra = spectra + filtered(noise, controls.noise, before.noise, past.begun)
-    pieces = torch.fft.irfft(spectra, FFT).transpose(1, 2)
-    joined = F.fold(pieces, (1, length + TAIL), (1, FFT), stride=(1, HOP))[:, 0, 0]
-    joined = joined + F.pad(past.tail, (0, length))
-    end = VocoderPast(controls.at(slice(-1, None)), cycles, joined[:, length:], torch.ones_like(past.begun))
-    return joined[:, :length].clamp(-1.0, 1.0), end
-
-
-class SourceFilterDecoder(CodecFront):
-    """Predicts pitch and cepstra every 10 ms, from which a vocoder renders PCM. It computes in fp32."""
-
-    def __init__(self, config: CodecDecoderConfig) -> None:
-        super().__init__(config)
-        assert config.source_filter is not None
-        sizes = config.source_filter
-        self.blocks = nn.ModuleList(ConvNeXtBlock(config.latent_dim) for _ in range(sizes.control_blocks))
-        self.norm = nn.LayerNorm(config.latent_dim)
-        self.orders = (1, sizes.pulse_cepstra, sizes.noise_cepstra)
-        self.controls = nn.Linear(config.latent_dim, sum(self.orders))
-        # A flat ``VocoderPast`` without ``begun``, which follows from the number of frames.
-        self.past = StatefulLayer(sum(self.orders) + 1 + TAIL, 1)
-        noise = np.random.default_rng(0).standard_normal((NOISE_FRAMES, config.frame_samples), np.float32)
-        self.register_buffer("noise", torch.from_numpy(noise), persistent=False)
-        self.num_state_values = assign_state(self)
-
-    def read_controls(self, latent: Tensor, state: CodecState | None = None) -> Controls:
-        """Predict the controls, every 10 ms, of a latent [B, codebook_dim, T]."""
-        x = self.upsampled(latent, state)
-        for block in self.blocks:
-            x = block(x, None if state is None else state.values)
-        with torch.autocast(x.device.type, enabled=False):
-            return self.to_controls(self.controls(self.norm(x.transpose(1, 2).float())))
-
-    def to_controls(self, raw: Tensor) -> Controls:
-        octaves, pulses, noise = raw.split(self.orders, 2)
-        hz = MIDDLE_HZ * octaves.clamp(-MAX_OCTAVES, MAX_OCTAVES).exp2()
-        return Controls(hz, to_cepstrum(pulses, PULSE_GAIN), to_cepstrum(noise, NOISE_GAIN))
-
-    def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
-        """Decode; the noise depends only on the frame numbers of a row."""
-        first = latent.new_zeros(len(latent), dtype=torch.long) if state is None else state.num_frames.clone()
-        controls = self.read_controls(latent, state)
-        past = VocoderPast.none(controls)
-        own = None
-        if state is not None:
-            own = state.values[:, self.past.offset : self.past.offset + self.past.num_state_values]
-            past = self.read_past(own, first, past.control)
-        frames = (first[:, None] + torch.arange(latent.shape[2], device=latent.device)) % NOISE_FRAMES
-        noise = self.noise[frames].flatten(1)
-        speech, end = render(controls.every_hop(past.control), noise, past, self.config.sample_rate)
-        if own is not None:
-            control = (part[:, 0] for part in vars(end.control).values())
-            own.copy_(torch.cat((*control, end.cycles, end.tail), 1))
-        return speech
-
-    def read_past(self, own: Tensor, num_frames: Tensor, start: Controls) -> VocoderPast:
-        """Read the flat state of rows that have decoded ``num_frames``; rows with none begin at ``start``."""
-        begun = (num_frames > 0)[:, None]
-        *kept, cycles, tail = own.split((*self.orders, 1, TAIL), 1)
-        control = (
-            torch.where(begun[..., None], k[:, None], s) for k, s in zip(kept, vars(start).values(), strict=True)
-        )
-        return VocoderPast(Controls(*control), cycles, tail, begun.float())
-
-
-def to_cepstrum(raw: Tensor, gain: float) -> Tensor:
-    """Scale raw outputs to cepstra, whose high quefrencies are small, and add the constant gain."""
-    scale = torch.arange(1, raw.shape[2] + 1, device=raw.device).rsqrt()
-    return raw * scale + F.pad(raw.new_full((1,), gain), (0, raw.shape[2] - 1))
-
-
-def create_codec(config: CodecDecoderConfig) -> CodecFront:
-    return CodecDecoder(config) if config.source_filter is None else SourceFilterDecoder(config)

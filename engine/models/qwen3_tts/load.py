@@ -14,12 +14,12 @@ from engine.api import CheckpointReport
 from engine.config import EngineConfig
 from engine.layers.cpu import pack_linears
 from engine.models.base import Codec, Family, FrameContext
-from engine.models.qwen3_tts.codec_decoder import CodecDecoder, CodecFront, create_codec
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder, CodecFront
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
 from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.frame_program import RING_FRAMES, FrameInputs
-from engine.models.qwen3_tts.load_weights import UNUSED_IN_ENCODER, load_codec, load_encoders
+from engine.models.qwen3_tts.load_weights import UNUSED_IN_ENCODER, create_codec, load_codec, load_encoders
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker

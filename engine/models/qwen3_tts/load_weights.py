@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from engine.layers.transformer import Rope
-from engine.models.qwen3_tts.codec_decoder import CodecFront, SourceFilterDecoder, create_codec
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder, CodecFront
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
-from engine.models.qwen3_tts.config import Qwen3TTSConfig
+from engine.models.qwen3_tts.config import CodecDecoderConfig, Qwen3TTSConfig
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs
+from engine.models.qwen3_tts.source_filter import SourceFilterDecoder
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
 from engine.models.qwen3_tts.voice import QwenVoiceEncoder
@@ -18,6 +19,10 @@ from engine.weights.loader import config_errors_of, load_weights, uninitialized
 
 # Of the encoder's books the file holds more than are used, and what only training and decoding need.
 UNUSED_IN_ENCODER = "quantizer."
+
+
+def create_codec(config: CodecDecoderConfig) -> CodecFront:
+    return CodecDecoder(config) if config.source_filter is None else SourceFilterDecoder(config)
 
 
 def _restore_buffers(module: torch.nn.Module, device: torch.device) -> None:

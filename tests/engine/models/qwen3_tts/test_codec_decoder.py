@@ -14,11 +14,12 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.launch import EMBEDDED_VOICE
 from engine.layers.cpu import pack_linears
-from engine.models.qwen3_tts.codec_decoder import HOP, CodecDecoder, SourceFilterDecoder, VocoderPast, render
+from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load import load_family
 from engine.models.qwen3_tts.load_weights import load_codec
+from engine.models.qwen3_tts.source_filter import HOP, SourceFilterDecoder, VocoderPast
 from tests.engine.splits import cuts_of
 from tests.fakes.checkpoints import TINY
 
@@ -198,11 +199,11 @@ def test_vocoder_renders_given_controls_alike_in_any_chunks(vocoder: SourceFilte
         hops = controls.hz.shape[1] // LENGTH
         noise = torch.randn(2, LENGTH * hops, HOP, generator=torch.Generator().manual_seed(1))
         start = VocoderPast.none(controls)
-        whole, _ = render(controls, noise.flatten(1), start, 24_000)
+        whole, _ = vocoder.vocoder(controls, noise.flatten(1), start)
         spoken, past, first = [], start, 0
         for piece in pieces:
             place = slice(first * hops, (first + piece) * hops)
-            speech, past = render(controls.at(place), noise[:, place].flatten(1), past, 24_000)
+            speech, past = vocoder.vocoder(controls.at(place), noise[:, place].flatten(1), past)
             spoken.append(speech)
             first += piece
     torch.testing.assert_close(torch.cat(spoken, 1), whole, atol=RENDER_TOLERANCE, rtol=0)
