@@ -1,13 +1,14 @@
-"""Configuration files of checkpoints: typed values out of JSON, and errors that name file, key and value. No torch."""
+"""Configuration files of checkpoints: typed values out of JSON, and errors that name file, key and value."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from engine.errors import CheckpointError
+from engine.layers.transformer import TransformerConfig
 
 # Of any width, row count or number of positions; released ones end at 151,936.
 MAX_SIZE = 2**20
@@ -15,6 +16,15 @@ MAX_SIZE = 2**20
 MAX_COUNT = 256
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
 MAX_DISPLAY_CHARS = 80
+
+Config = TypeVar("Config")
+# Fields of a configuration that are read from a section, by the method of ``ConfigSection`` that reads them.
+Size = Annotated[int, "positive"]
+Count = Annotated[int, "count"]
+Id = Annotated[int, "integer"]
+Scale = Annotated[float, "positive_number"]
+Sizes = Annotated[tuple[int, ...], "positives"]
+NO_KEYS: Mapping[str, str] = {}
 
 
 class ConfigSection:
@@ -31,6 +41,20 @@ class ConfigSection:
         value = self.values[key]
         if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kind):
             raise CheckpointError(f"{self.where}: {key!r} is {value!r}; its type must be {kind}")
+        return value
+
+    def read(self, kind: type[Config], keys: Mapping[str, str] = NO_KEYS, **known: Any) -> Config:
+        """A configuration of what is ``known`` and, for fields of type ``Size``, ``Count`` and so on, of this section.
+
+        A field is read from the key of its name, or from the key that ``keys`` has for it.
+        """
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            if name not in known and hasattr(hint, "__metadata__"):
+                known[name] = getattr(self, hint.__metadata__[0])(keys.get(name, name))
+        return kind(**known)
+
+    def integer(self, key: str) -> int:
+        value: int = self.get(key, int)
         return value
 
     def positive(self, key: str, most: int = MAX_SIZE) -> int:
@@ -95,6 +119,25 @@ def read_rope_theta(section: ConfigSection) -> float:
     if stated is not None and stated != theta:
         raise CheckpointError(f"{section.where}: 'rope_theta' is {stated!r}; 'rope_parameters' has {theta:g}")
     return theta
+
+
+def read_transformer(section: ConfigSection, **known: Any) -> TransformerConfig:
+    """Sizes of a transformer; ``known`` are fields that do not come from keys of their names."""
+    heads, kv_heads = section.count("num_attention_heads"), section.count("num_key_value_heads")
+    if heads % kv_heads:
+        raise CheckpointError(f"{section.where}: {heads} heads cannot share {kv_heads} key-value heads")
+    known = {"rope_theta": read_rope_theta(section)} | known
+    if "head_dim" not in known:
+        known["head_dim"] = section.positive("head_dim")
+    return TransformerConfig(
+        hidden_size=section.positive("hidden_size"),
+        intermediate_size=section.positive("intermediate_size"),
+        num_hidden_layers=section.count("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        rms_norm_eps=section.positive_number("rms_norm_eps"),
+        **known,
+    )
 
 
 def _check_rope(where: str, key: str, scaling: object) -> None:

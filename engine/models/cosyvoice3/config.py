@@ -13,7 +13,7 @@ import yaml
 
 from engine.errors import CheckpointError
 from engine.layers.transformer import TransformerConfig
-from engine.models.config_file import ConfigSection, read_json
+from engine.models.config_file import ConfigSection, Count, Scale, Size, Sizes, read_json, read_transformer
 
 # Rows of the speech table past the codes.
 NUM_CONTROL_IDS = 200
@@ -58,10 +58,10 @@ class SpeechIds:
 class RasConfig:
     """Repetition-aware sampling (spec 2.5)."""
 
-    top_p: float = 0.8
+    top_p: Scale = 0.8
     top_k: int = 25
     window: int = 10
-    tau: float = 0.1
+    tau: Scale = 0.1
 
 
 RELEASED_BACKBONE = TransformerConfig(
@@ -81,7 +81,7 @@ RELEASED_BACKBONE = TransformerConfig(
 @dataclass(frozen=True, slots=True)
 class CosyTalkerConfig:
     transformer: TransformerConfig = RELEASED_BACKBONE
-    text_vocab_size: int = 151_936
+    text_vocab_size: Size = 151_936
     max_positions: int = MAX_POSITIONS
     speech_ids: SpeechIds = SpeechIds()
     # Text ids, and speech ids behind them, of one block of live text (spec 3).
@@ -92,14 +92,14 @@ class CosyTalkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DitConfig:
-    dim: int = 1024
-    depth: int = 22
-    heads: int = 16
-    head_dim: int = 64
-    ff_mult: int = 2
-    mel_bins: int = 80
+    dim: Size = 1024
+    depth: Count = 22
+    heads: Count = 16
+    head_dim: Size = 64
+    ff_mult: Count = 2
+    mel_bins: Size = 80
     # Frames that see each other in chunk mode.
-    block_frames: int = 50
+    block_frames: Size = 50
     conv_pos_kernel: int = 31
     conv_pos_groups: int = 16
 
@@ -107,12 +107,12 @@ class DitConfig:
 @dataclass(frozen=True, slots=True)
 class FlowConfig:
     # Of a token's embedding; as wide as the mel.
-    input_size: int = 80
-    vocab_size: int = 6561
-    spk_embed_size: int = 192
-    pre_lookahead_tokens: int = 3
+    input_size: Size = 80
+    vocab_size: Size = 6561
+    spk_embed_size: Size = 192
+    pre_lookahead_tokens: Count = 3
     pre_lookahead_hidden: int = 1024
-    token_mel_ratio: int = 2
+    token_mel_ratio: Count = 2
     dit: DitConfig = DitConfig()
     ode_steps: int = 10
     cfg_rate: float = 0.7
@@ -120,24 +120,24 @@ class FlowConfig:
 
 @dataclass(frozen=True, slots=True)
 class HiftConfig:
-    mel_bins: int = 80
-    base_channels: int = 512
-    num_harmonics: int = 8
-    sample_rate: int = 24_000
-    nsf_alpha: float = 0.1
-    nsf_sigma: float = 0.003
+    mel_bins: Size = 80
+    base_channels: Size = 512
+    num_harmonics: Count = 8
+    sample_rate: Size = 24_000
+    nsf_alpha: Scale = 0.1
+    nsf_sigma: Scale = 0.003
     voiced_threshold_hz: float = 10.0
-    upsample_rates: tuple[int, ...] = (8, 5, 3)
-    upsample_kernels: tuple[int, ...] = (16, 11, 7)
-    istft_n_fft: int = 16
-    istft_hop: int = 4
-    resblock_kernels: tuple[int, ...] = (3, 7, 11)
+    upsample_rates: Sizes = (8, 5, 3)
+    upsample_kernels: Sizes = (16, 11, 7)
+    istft_n_fft: Size = 16
+    istft_hop: Size = 4
+    resblock_kernels: Sizes = (3, 7, 11)
     resblock_dilations: Dilations = ((1, 3, 5),) * 3
-    source_resblock_kernels: tuple[int, ...] = (7, 7, 11)
+    source_resblock_kernels: Sizes = (7, 7, 11)
     source_resblock_dilations: Dilations = ((1, 3, 5),) * 3
-    lrelu_slope: float = 0.1
-    audio_limit: float = 0.99
-    look_right_frames: int = 4
+    lrelu_slope: Scale = 0.1
+    audio_limit: Scale = 0.99
+    look_right_frames: Count = 4
     f0_channels: int = 512
 
     @property
@@ -319,11 +319,11 @@ def _talker(llm: ConfigSection, backbone: ConfigSection) -> CosyTalkerConfig:
         speech_ids=SpeechIds(llm.positive("speech_token_size")),
         block_text=mix[0],
         block_speech=mix[1],
-        ras=RasConfig(
-            top_p=sampling.positive_number("top_p"),
+        ras=sampling.read(
+            RasConfig,
+            {"tau": "tau_r"},
             top_k=sampling.positive("top_k", MAX_TOP_K),
             window=sampling.positive("win_size", MAX_WINDOW),
-            tau=sampling.positive_number("tau_r"),
         ),
     )
 
@@ -333,20 +333,13 @@ def _transformer(backbone: ConfigSection) -> TransformerConfig:
     backbone.require_one_of("hidden_act", "silu")
     backbone.require_one_of("use_sliding_window", False)
     heads, width = backbone.count("num_attention_heads"), backbone.positive("hidden_size")
-    groups = backbone.count("num_key_value_heads")
-    if width % heads or heads % groups or width // heads % 2:
+    if width % heads or width // heads % 2:
         raise CheckpointError(
-            f"{backbone.where}: hidden_size {width} and num_attention_heads {heads} make no heads of an even size, "
-            f"or num_key_value_heads {groups} no groups of them"
+            f"{backbone.where}: hidden_size {width} and num_attention_heads {heads} make no heads of an even size"
         )
-    return TransformerConfig(
-        hidden_size=width,
-        intermediate_size=backbone.positive("intermediate_size"),
-        num_hidden_layers=backbone.count("num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=groups,
+    return read_transformer(
+        backbone,
         head_dim=width // heads,
-        rms_norm_eps=backbone.positive_number("rms_norm_eps"),
         rope_theta=backbone.positive_number("rope_theta"),
         qk_norm=False,
         qkv_bias=True,
@@ -359,13 +352,10 @@ def _flow(flow: ConfigSection) -> FlowConfig:
     cfm = decoder.section("cfm_params").section("content")
     cfm.require_one_of("solver", "euler")
     cfm.require_one_of("t_scheduler", "cosine")
-    return FlowConfig(
-        input_size=flow.positive("input_size"),
-        vocab_size=flow.positive("vocab_size"),
-        spk_embed_size=flow.positive("spk_embed_dim"),
-        pre_lookahead_tokens=flow.count("pre_lookahead_len"),
+    return flow.read(
+        FlowConfig,
+        {"spk_embed_size": "spk_embed_dim", "pre_lookahead_tokens": "pre_lookahead_len"},
         pre_lookahead_hidden=ahead.positive("channels"),
-        token_mel_ratio=flow.count("token_mel_ratio"),
         dit=_dit(decoder.section("estimator")),
         cfg_rate=cfm.number("inference_cfg_rate", 0.0),
     )
@@ -375,39 +365,29 @@ def _dit(dit: ConfigSection) -> DitConfig:
     bins = dit.positive("mel_dim")
     for key in ("mu_dim", "spk_dim", "out_channels"):
         dit.require_one_of(key, bins)
-    return DitConfig(
-        dim=dit.positive("dim"),
-        depth=dit.count("depth"),
-        heads=dit.count("heads"),
-        head_dim=dit.positive("dim_head"),
-        ff_mult=dit.count("ff_mult"),
-        mel_bins=bins,
-        block_frames=dit.positive("static_chunk_size"),
-    )
+    return dit.read(DitConfig, {"head_dim": "dim_head", "mel_bins": "mel_dim", "block_frames": "static_chunk_size"})
 
 
 def _hift(hift: ConfigSection) -> HiftConfig:
     istft, f0 = hift.section("istft_params"), hift.section("f0_predictor")
     f0.require_one_of("num_class", 1)
-    return HiftConfig(
-        mel_bins=hift.positive("in_channels"),
-        base_channels=hift.positive("base_channels"),
-        num_harmonics=hift.count("nb_harmonics"),
-        sample_rate=hift.positive("sampling_rate"),
-        nsf_alpha=hift.positive_number("nsf_alpha"),
-        nsf_sigma=hift.positive_number("nsf_sigma"),
+    keys = {
+        "mel_bins": "in_channels",
+        "num_harmonics": "nb_harmonics",
+        "sample_rate": "sampling_rate",
+        "upsample_kernels": "upsample_kernel_sizes",
+        "resblock_kernels": "resblock_kernel_sizes",
+        "source_resblock_kernels": "source_resblock_kernel_sizes",
+        "look_right_frames": "conv_pre_look_right",
+    }
+    return hift.read(
+        HiftConfig,
+        keys,
         voiced_threshold_hz=hift.number("nsf_voiced_threshold", 0.0),
-        upsample_rates=hift.positives("upsample_rates"),
-        upsample_kernels=hift.positives("upsample_kernel_sizes"),
         istft_n_fft=istft.positive("n_fft"),
         istft_hop=istft.positive("hop_len"),
-        resblock_kernels=hift.positives("resblock_kernel_sizes"),
         resblock_dilations=_dilations(hift, "resblock_dilation_sizes"),
-        source_resblock_kernels=hift.positives("source_resblock_kernel_sizes"),
         source_resblock_dilations=_dilations(hift, "source_resblock_dilation_sizes"),
-        lrelu_slope=hift.positive_number("lrelu_slope"),
-        audio_limit=hift.positive_number("audio_limit"),
-        look_right_frames=hift.count("conv_pre_look_right"),
         f0_channels=f0.positive("cond_channels"),
     )
 

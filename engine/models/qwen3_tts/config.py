@@ -15,7 +15,8 @@ from typing import Any
 from engine.api import SAMPLING_RANGES
 from engine.errors import CheckpointError
 from engine.layers.transformer import TransformerConfig
-from engine.models.config_file import ConfigSection, read_json, read_rope_theta
+from engine.models.config_file import ConfigSection, Count, Id, Size, Sizes, read_json
+from engine.models.config_file import read_transformer as read_sizes
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs, read_codec_encoder, read_speaker_encoder
 
 MODEL_TYPE = "qwen3_tts"
@@ -27,27 +28,14 @@ NUM_CONTROL_IDS = 1024
 def read_transformer(section: ConfigSection, **extra: bool) -> TransformerConfig:
     for key, known in FIXED_VALUES.items():
         section.require_one_of(key, *known)
-    heads, kv_heads = section.count("num_attention_heads"), section.count("num_key_value_heads")
-    if heads % kv_heads:
-        raise CheckpointError(f"{section.where}: {heads} heads cannot share {kv_heads} key-value heads")
-    return TransformerConfig(
-        hidden_size=section.positive("hidden_size"),
-        intermediate_size=section.positive("intermediate_size"),
-        num_hidden_layers=section.count("num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=section.positive("head_dim"),
-        rms_norm_eps=section.positive_number("rms_norm_eps"),
-        rope_theta=read_rope_theta(section),
-        **extra,
-    )
+    return read_sizes(section, **extra)
 
 
 @dataclass(frozen=True, slots=True)
 class CodePredictorConfig:
     transformer: TransformerConfig
-    vocab_size: int
-    num_code_groups: int
+    vocab_size: Size
+    num_code_groups: Count
     # Whether ``small_to_mtp_projection`` stands between the talker's width and the predictor's.
     projected: bool
 
@@ -56,24 +44,24 @@ class CodePredictorConfig:
 class ControlIds:
     """Ids of the codec vocabulary that are no codes (spec 1.3)."""
 
-    pad: int
-    bos: int
-    eos: int
-    think: int
-    nothink: int
-    think_bos: int
-    think_eos: int
+    pad: Id
+    bos: Id
+    eos: Id
+    think: Id
+    nothink: Id
+    think_bos: Id
+    think_eos: Id
 
 
 @dataclass(frozen=True, slots=True)
 class QwenTalkerConfig:
     transformer: TransformerConfig
     code_predictor: CodePredictorConfig
-    vocab_size: int
-    text_vocab_size: int
-    text_hidden_size: int
-    num_code_groups: int
-    max_position_embeddings: int
+    vocab_size: Size
+    text_vocab_size: Size
+    text_hidden_size: Size
+    num_code_groups: Count
+    max_position_embeddings: Size
     control: ControlIds
     # Selectable and dialect languages, lower-case name -> codec id.
     languages: Mapping[str, int]
@@ -92,23 +80,23 @@ class QwenTalkerConfig:
 class SourceFilterConfig:
     """Sizes of a decoder that ends in a vocoder; no released checkpoint has one."""
 
-    pulse_cepstra: int
-    noise_cepstra: int
-    control_blocks: int
+    pulse_cepstra: Count
+    noise_cepstra: Count
+    control_blocks: Count
 
 
 @dataclass(frozen=True, slots=True)
 class CodecDecoderConfig:
     transformer: TransformerConfig
-    codebook_size: int
-    codebook_dim: int
-    num_quantizers: int
-    latent_dim: int
-    decoder_dim: int
-    sliding_window: int
-    upsample_rates: tuple[int, ...]
-    upsampling_ratios: tuple[int, ...]
-    sample_rate: int
+    codebook_size: Size
+    codebook_dim: Size
+    num_quantizers: Count
+    latent_dim: Size
+    decoder_dim: Size
+    sliding_window: Size
+    upsample_rates: Sizes
+    upsampling_ratios: Sizes
+    sample_rate: Size
     source_filter: SourceFilterConfig | None = None
 
     @property
@@ -120,12 +108,12 @@ class CodecDecoderConfig:
 class TextIds:
     """Ids of the text vocabulary that frame every prompt (spec 3.1)."""
 
-    im_start: int
-    im_end: int
-    assistant: int
-    tts_pad: int
-    tts_bos: int
-    tts_eos: int
+    im_start: Id
+    im_end: Id
+    assistant: Id
+    tts_pad: Id
+    tts_bos: Id
+    tts_eos: Id
 
 
 INSTRUCTED_SIZES = ("1b7",)
@@ -222,12 +210,8 @@ def _dialects(section: ConfigSection) -> dict[str, str]:
 
 def _read_predictor(section: ConfigSection, talker_size: int) -> CodePredictorConfig:
     transformer = read_transformer(section)
-    return CodePredictorConfig(
-        transformer=transformer,
-        vocab_size=section.positive("vocab_size"),
-        num_code_groups=section.count("num_code_groups"),
-        projected=transformer.hidden_size != talker_size,
-    )
+    is_projected = transformer.hidden_size != talker_size
+    return section.read(CodePredictorConfig, transformer=transformer, projected=is_projected)
 
 
 def _check_codec_ids(config: QwenTalkerConfig, where: str) -> None:
@@ -246,23 +230,12 @@ def _check_codec_ids(config: QwenTalkerConfig, where: str) -> None:
 
 def read_talker(section: ConfigSection) -> QwenTalkerConfig:
     transformer = read_transformer(section)
-    config = QwenTalkerConfig(
+    ids = {name: f"codec_{name}_id" for name in ControlIds.__slots__} | {"eos": "codec_eos_token_id"}
+    config = section.read(
+        QwenTalkerConfig,
         transformer=transformer,
         code_predictor=_read_predictor(section.section("code_predictor_config"), transformer.hidden_size),
-        vocab_size=section.positive("vocab_size"),
-        text_vocab_size=section.positive("text_vocab_size"),
-        text_hidden_size=section.positive("text_hidden_size"),
-        num_code_groups=section.count("num_code_groups"),
-        max_position_embeddings=section.positive("max_position_embeddings"),
-        control=ControlIds(
-            pad=section.get("codec_pad_id", int),
-            bos=section.get("codec_bos_id", int),
-            eos=section.get("codec_eos_token_id", int),
-            think=section.get("codec_think_id", int),
-            nothink=section.get("codec_nothink_id", int),
-            think_bos=section.get("codec_think_bos_id", int),
-            think_eos=section.get("codec_think_eos_id", int),
-        ),
+        control=section.read(ControlIds, ids),
         languages=section.names("codec_language_id", int),
         speakers=_speaker_ids(section),
         dialects=_dialects(section),
@@ -280,27 +253,14 @@ def _decoder_section(file: ConfigSection) -> ConfigSection:
     return ConfigSection({**derived, **given.values}, given.where)
 
 
-def _read_source_filter(section: ConfigSection) -> SourceFilterConfig | None:
-    if "source_filter" not in section.values:
-        return None
-    given = section.section("source_filter")
-    return SourceFilterConfig(*(given.count(name) for name in SourceFilterConfig.__slots__))
-
-
 def read_codec(file: ConfigSection) -> CodecDecoderConfig:
     section = _decoder_section(file)
-    config = CodecDecoderConfig(
+    has_vocoder = "source_filter" in section.values
+    config = section.read(
+        CodecDecoderConfig,
         transformer=read_transformer(section, qk_norm=False, layer_scale=True),
-        codebook_size=section.positive("codebook_size"),
-        codebook_dim=section.positive("codebook_dim"),
-        num_quantizers=section.count("num_quantizers"),
-        latent_dim=section.positive("latent_dim"),
-        decoder_dim=section.positive("decoder_dim"),
-        sliding_window=section.positive("sliding_window"),
-        upsample_rates=section.positives("upsample_rates"),
-        upsampling_ratios=section.positives("upsampling_ratios"),
         sample_rate=file.positive("output_sample_rate"),
-        source_filter=_read_source_filter(section),
+        source_filter=section.section("source_filter").read(SourceFilterConfig) if has_vocoder else None,
     )
     declared = file.positive("decode_upsample_rate")
     if config.frame_samples != declared:
@@ -357,14 +317,7 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
         size=_read_size(file, talker),
         talker=talker,
         codec=read_codec(codec_file),
-        text=TextIds(
-            im_start=file.get("im_start_token_id", int),
-            im_end=file.get("im_end_token_id", int),
-            assistant=file.get("assistant_token_id", int),
-            tts_pad=file.get("tts_pad_token_id", int),
-            tts_bos=file.get("tts_bos_token_id", int),
-            tts_eos=file.get("tts_eos_token_id", int),
-        ),
+        text=file.read(TextIds, {name: f"{name}_token_id" for name in TextIds.__slots__}),
         generation=read_generation(folder),
         encoders=_read_encoders(file, codec_file),
     )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import CheckpointError
-from engine.models.config_file import ConfigSection, read_rope_theta
+from engine.models.config_file import ConfigSection, Count, Scale, Size, Sizes, read_rope_theta
 
 # The published codec that the encoder is; its configuration files leave out what equals these.
 MIMI: dict[str, object] = {
@@ -61,25 +61,25 @@ SPEAKER_ENCODER: dict[str, object] = {
 class CodecEncoderConfig:
     """The encoder of the speech tokenizer: a published codec's, of whose books the first are used (spec 1.4)."""
 
-    hidden_size: int
-    num_filters: int
-    kernel_size: int
-    residual_kernel_size: int
-    last_kernel_size: int
-    num_residual_layers: int
-    dilation_growth: int
-    compress: int
-    rates: tuple[int, ...]
-    num_layers: int
-    num_heads: int
-    head_dim: int
-    intermediate_size: int
-    norm_eps: float
+    hidden_size: Size
+    num_filters: Size
+    kernel_size: Size
+    residual_kernel_size: Size
+    last_kernel_size: Size
+    num_residual_layers: Count
+    dilation_growth: Size
+    compress: Size
+    rates: Sizes
+    num_layers: Count
+    num_heads: Count
+    head_dim: Size
+    intermediate_size: Size
+    norm_eps: Scale
     rope_theta: float
-    codebook_size: int
-    codebook_dim: int
-    num_used_books: int
-    sample_rate: int
+    codebook_size: Size
+    codebook_dim: Size
+    num_used_books: Count
+    sample_rate: Size
 
     @property
     def frame_samples(self) -> int:
@@ -88,15 +88,15 @@ class CodecEncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerEncoderConfig:
-    size: int
-    sample_rate: int
-    num_mels: int
-    channels: tuple[int, ...]
-    kernel_sizes: tuple[int, ...]
-    dilations: tuple[int, ...]
-    attention_channels: int
-    res2net_scale: int
-    se_channels: int
+    size: Size
+    sample_rate: Size
+    num_mels: Size
+    channels: Sizes
+    kernel_sizes: Sizes
+    dilations: Sizes
+    attention_channels: Size
+    res2net_scale: Count
+    se_channels: Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +115,16 @@ def read_codec_encoder(file: ConfigSection) -> CodecEncoderConfig:
     section = ConfigSection({**defaults, **given.values}, given.where)
     for key in MIMI_FIXED:
         section.require_one_of(key, MIMI[key])
-    config = CodecEncoderConfig(
-        hidden_size=section.positive("hidden_size"),
-        num_filters=section.positive("num_filters"),
-        kernel_size=section.positive("kernel_size"),
-        residual_kernel_size=section.positive("residual_kernel_size"),
-        last_kernel_size=section.positive("last_kernel_size"),
-        num_residual_layers=section.count("num_residual_layers"),
-        dilation_growth=section.positive("dilation_growth_rate"),
-        compress=section.positive("compress"),
-        rates=section.positives("upsampling_ratios"),
-        num_layers=section.count("num_hidden_layers"),
-        num_heads=section.count("num_attention_heads"),
-        head_dim=section.positive("head_dim"),
-        intermediate_size=section.positive("intermediate_size"),
-        norm_eps=section.positive_number("norm_eps"),
+    keys = {
+        "dilation_growth": "dilation_growth_rate",
+        "rates": "upsampling_ratios",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+    }
+    config = section.read(
+        CodecEncoderConfig,
+        keys,
         rope_theta=read_rope_theta(section),
-        codebook_size=section.positive("codebook_size"),
-        codebook_dim=section.positive("codebook_dim"),
         num_used_books=file.count("encoder_valid_num_quantizers"),
         sample_rate=file.positive("input_sample_rate"),
     )
@@ -148,17 +140,9 @@ def read_codec_encoder(file: ConfigSection) -> CodecEncoderConfig:
 def read_speaker_encoder(file: ConfigSection) -> SpeakerEncoderConfig:
     given = file.section("speaker_encoder_config")
     section = ConfigSection({**SPEAKER_ENCODER, **given.values}, given.where)
-    config = SpeakerEncoderConfig(
-        size=section.positive("enc_dim"),
-        sample_rate=section.positive("sample_rate"),
-        num_mels=section.positive("mel_dim"),
-        channels=section.positives("enc_channels"),
-        kernel_sizes=section.positives("enc_kernel_sizes"),
-        dilations=section.positives("enc_dilations"),
-        attention_channels=section.positive("enc_attention_channels"),
-        res2net_scale=section.count("enc_res2net_scale"),
-        se_channels=section.positive("enc_se_channels"),
-    )
+    names = ("channels", "kernel_sizes", "dilations", "attention_channels", "res2net_scale", "se_channels")
+    keys = {"size": "enc_dim", "num_mels": "mel_dim"} | {name: f"enc_{name}" for name in names}
+    config = section.read(SpeakerEncoderConfig, keys)
     lengths = {len(config.channels), len(config.kernel_sizes), len(config.dilations)}
     if len(lengths) != 1 or len(config.channels) < 3 or sum(config.channels[1:-1]) != config.channels[-1]:
         raise CheckpointError(f"{section.where}: channels, kernel sizes and dilations do not fit each other")
