@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.layers.streaming import Snake
-from engine.layers.transformer import LayerScale
+from engine.layers.transformer import LayerScale, reset_ropes
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder, ConvNeXtBlock
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
-from engine.models.qwen3_tts.load_weights import _restore_buffers
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.talker import Talker
 from engine.text.tokenizer import TextTokenizer
@@ -84,7 +83,7 @@ def empty_modules(config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.devi
         talker, codec = Talker(config.talker).to(dtype), CodecDecoder(config.codec)
     for module in (talker, codec):
         randomize(module)
-        _restore_buffers(module, device)
+        reset_ropes(module, device)
         module.eval().requires_grad_(False)
     return talker, codec
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.qwen3_tts.load_weights import create_codec
+from engine.models.qwen3_tts.load import create_codec
 from engine.models.qwen3_tts.source_filter import SourceFilterDecoder
 from training.checkpoints import load, save, say
 from training.encoder import Encoder

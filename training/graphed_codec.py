@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.layers.transformer import Rope
+from engine.layers.transformer import reset_ropes
 from engine.models.qwen3_tts.source_filter import Controls, SourceFilterDecoder, VocoderPast
 from sessions.audio.resampler import Resampler
 from training import teachers
@@ -249,9 +249,7 @@ class Evaluator:
 
 def on_device(codec: Codec, device: str) -> Codec:
     """Rotary frequencies, too, which are no buffers: a CUDA graph cannot hold their copy to the GPU."""
-    for module in codec.modules():
-        if isinstance(module, Rope):
-            module.reset(torch.device(device))
+    reset_ropes(codec, torch.device(device))
     return codec.to(device)
 
 

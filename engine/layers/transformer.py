@@ -114,6 +114,13 @@ class Rope(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+def reset_ropes(module: nn.Module, device: torch.device) -> None:
+    """Derive the frequencies of every ``Rope`` below ``module`` once its weights have been loaded."""
+    for child in module.modules():
+        if isinstance(child, Rope):
+            child.reset(device)
+
+
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [B, T, heads, D] turned by the angles of its positions."""
     first, second = x.chunk(2, dim=-1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.load_weights import load_codec, load_talker
+from engine.models.qwen3_tts.load import load_codec, load_talker
 from tests.fakes.checkpoints import write_tokenizer
 from training import export as export_module
 from training.checkpoints import Average

@@ -14,7 +14,7 @@ from engine.api import CheckpointReport
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
 from engine.layers.cpu import pack_linears
-from engine.layers.transformer import Rope
+from engine.layers.transformer import reset_ropes
 from engine.models.base import Family
 from engine.models.cosyvoice3.config import (
     BACKBONE_FOLDER,
@@ -96,9 +96,7 @@ def load_talker(path: Path, config: CosyTalkerConfig, dtype: torch.dtype, device
     with config_errors_of(path.parent), uninitialized():
         talker = SpeechLM(config)
     load_state(talker, path, dtype, device, adapt_talker, tied_bytes(config))
-    for child in talker.modules():
-        if isinstance(child, Rope):
-            child.reset(device)
+    reset_ropes(talker, device)
     talker.eval().requires_grad_(False).fuse()
     return talker
 

@@ -1,11 +1,11 @@
-"""A Qwen3-TTS folder as a ``Family``, or checked without reading a weight."""
+"""A Qwen3-TTS folder as modules and as a ``Family``, or checked without reading a weight."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,25 @@ from torch import Tensor, nn
 from engine.api import CheckpointReport
 from engine.config import EngineConfig
 from engine.layers.cpu import pack_linears
+from engine.layers.transformer import reset_ropes
 from engine.models.base import Codec, Family, FrameContext
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder, CodecFront
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
 from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
-from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.config import CodecDecoderConfig, Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.encoder_config import EncoderConfigs
 from engine.models.qwen3_tts.frame_program import RING_FRAMES, FrameInputs
-from engine.models.qwen3_tts.load_weights import UNUSED_IN_ENCODER, create_codec, load_codec, load_encoders
 from engine.models.qwen3_tts.model import Qwen3TTS
+from engine.models.qwen3_tts.source_filter import SourceFilterDecoder
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 from engine.models.qwen3_tts.talker import Talker
+from engine.models.qwen3_tts.voice import QwenVoiceEncoder
 from engine.ops.reference_ops import select_ops
 from engine.text.tokenizer import TextTokenizer
-from engine.weights.loader import check_weights, config_errors_of
+from engine.weights.loader import check_weights, config_errors_of, load_weights, uninitialized
+
+# Of the encoder's books the file holds more than are used, and what only training and decoding need.
+UNUSED_IN_ENCODER = "quantizer."
 
 
 class CheckpointPart(NamedTuple):
@@ -68,6 +74,48 @@ def parts(config: Qwen3TTSConfig) -> list[CheckpointPart]:
     return found
 
 
+def create_codec(config: CodecDecoderConfig) -> CodecFront:
+    return CodecDecoder(config) if config.source_filter is None else SourceFilterDecoder(config)
+
+
+def load_talker(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.device) -> Talker:
+    with config_errors_of(folder), uninitialized():
+        talker = Talker(config.talker)
+    load_weights(talker, folder, "talker.", dtype, device)
+    reset_ropes(talker, device)
+    return talker.eval().requires_grad_(False)
+
+
+def load_encoders(folder: Path, config: EncoderConfigs, device: torch.device) -> QwenVoiceEncoder:
+    """In fp32, as the file of the codec is."""
+    with config_errors_of(folder), uninitialized():
+        speaker, codec = SpeakerEncoder(config.speaker), CodecEncoder(config.codec)
+    load_weights(speaker, folder, "speaker_encoder.", torch.float32, device)
+    load_weights(codec, folder / "speech_tokenizer", "encoder.", torch.float32, device, UNUSED_IN_ENCODER)
+    reset_ropes(codec, device)
+    for module in (speaker, codec):
+        module.eval().requires_grad_(False)
+    return QwenVoiceEncoder(speaker, codec, device)
+
+
+def load_codec(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device: torch.device) -> CodecFront:
+    with config_errors_of(folder), uninitialized():
+        codec = create_codec(config.codec)
+    load_weights(codec, folder / "speech_tokenizer", "decoder.", torch.float32, device)
+    reset_ropes(codec, device)
+    codec.eval().requires_grad_(False).fuse()
+    return codec.to(device, torch.float32 if isinstance(codec, SourceFilterDecoder) else dtype)
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: torch.device, **settings: Any) -> Qwen3TTS:
+    """The talker stage. Raises ``CheckpointError`` naming file, key or tensor."""
+    config = read_config(folder)
+    tokenizer = TextTokenizer.from_folder(folder)
+    talker = load_talker(folder, config, dtype, device)
+    talker.fuse()
+    return Qwen3TTS(config, talker, tokenizer, **settings)
+
+
 def new_ring(model: Qwen3TTS, config: EngineConfig, device: torch.device) -> Tensor:
     sizes = config.max_running_requests + 2, RING_FRAMES, model.config.talker.num_code_groups
     return torch.zeros(sizes, dtype=torch.int64, device=device)
@@ -106,7 +154,7 @@ def load_family(
     decode_device: torch.device | None = None,
 ) -> Family:
     """``decode_device``: of the codec alone, which is fp32 on a CPU."""
-    model = Qwen3TTS.load(
+    model = load_model(
         folder, dtype, device, guard_eos=config.ban_eos_until_text_end, max_voices=config.max_cached_voices
     )
     codec_dtype = dtype if decode_device is None or decode_device.type == "cuda" else torch.float32

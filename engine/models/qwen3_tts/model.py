@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,8 +24,7 @@ from engine.models.base import (
     TokenQueue,
     VoiceReference,
 )
-from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
-from engine.models.qwen3_tts.load_weights import load_talker
+from engine.models.qwen3_tts.config import Qwen3TTSConfig
 from engine.models.qwen3_tts.prompt import (
     MIN_NEW_TOKENS,
     NO_TOKEN,
@@ -65,15 +63,6 @@ class Qwen3TTS:
         vocab = torch.arange(config.talker.vocab_size, device=self.device)
         self.padding: list[PromptPosition] = []
         self.never = (vocab >= config.talker.num_codes) & (vocab != config.talker.control.eos)
-
-    @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype, device: torch.device, **settings: Any) -> Qwen3TTS:
-        """Read a released-layout folder. Raises ``CheckpointError`` naming file, key or tensor."""
-        config = read_config(folder)
-        tokenizer = TextTokenizer.from_folder(folder)
-        talker = load_talker(folder, config, dtype, device)
-        talker.fuse()
-        return cls(config, talker, tokenizer, **settings)
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.load_weights import load_codec
+from engine.models.qwen3_tts.load import load_codec
 
 
 @pytest.fixture(scope="session")

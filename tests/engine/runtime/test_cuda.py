@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.layers.transformer import CausalContext
 from engine.load import load_engine
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.load_weights import load_codec, load_talker
+from engine.models.qwen3_tts.load import load_codec, load_talker
 from engine.ops.noise import PhiloxNoise, SampleKey
 from engine.runtime.engine import Engine
 from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.models.base import DecodedAudio, Pcm, VoiceReference
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.load_weights import load_codec
+from engine.models.qwen3_tts.load import load_codec
 from engine.runtime import codec_runners
 from engine.runtime.codec_runners import make_eager_stage
 from tests.fakes.checkpoints import TINY, write_checkpoint

@@ -23,7 +23,7 @@ from engine.load import load_engine
 from engine.models.base import DecodedAudio, DecodeStage
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.load_weights import load_codec
+from engine.models.qwen3_tts.load import load_codec
 from engine.models.qwen3_tts.prompt import QwenSequence
 from engine.runtime.codec_runners import make_eager_stage
 from sessions.audio.crossfade import Crossfader

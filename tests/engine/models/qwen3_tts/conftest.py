@@ -8,6 +8,7 @@ import torch
 
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.load import load_model as load_talker_stage
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.talker import Talker
 from engine.weights.loader import load_weights
@@ -39,6 +40,6 @@ def plain_codec(tiny_folder: Path) -> CodecDecoder:
 @pytest.fixture
 def load_model(tiny_folder: Path) -> Callable[..., Qwen3TTS]:
     def load(folder: Path = tiny_folder, **settings: object) -> Qwen3TTS:
-        return Qwen3TTS.load(folder, torch.float32, CPU, **settings)
+        return load_talker_stage(folder, torch.float32, CPU, **settings)
 
     return load

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
 from engine.models.base import AwaitText, TalkerInputs, TokenQueue
+from engine.models.qwen3_tts.load import load_model
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import PromptPosition, QwenSequence
 from engine.models.qwen3_tts.voice import QwenVoiceCache, voice_key
@@ -23,7 +24,7 @@ BOOKS, WIDTH = TINY["books"], TINY["talker"]["hidden"]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Qwen3TTS:
     folder: Path = write_checkpoint(tmp_path_factory.mktemp("base"), TINY, task="base")
-    return Qwen3TTS.load(folder, torch.float32, torch.device("cpu"), max_voices=2)
+    return load_model(folder, torch.float32, torch.device("cpu"), max_voices=2)
 
 
 def voice(num_frames: int = 0, transcript: str = "", number: int = 0) -> ClonedVoice:

@@ -17,8 +17,7 @@ from engine.layers.cpu import pack_linears
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
 from engine.models.qwen3_tts.config import read_config
-from engine.models.qwen3_tts.load import load_family
-from engine.models.qwen3_tts.load_weights import load_codec
+from engine.models.qwen3_tts.load import load_codec, load_family
 from engine.models.qwen3_tts.source_filter import HOP, SourceFilterDecoder, VocoderPast
 from tests.engine.splits import cuts_of
 from tests.fakes.checkpoints import TINY
