@@ -90,7 +90,7 @@ def stages(engine: Engine, rows: int) -> dict[str, Callable[[], object]]:
 
     found: dict[str, Callable[[], object]] = {
         "frame": lambda: program.run_frame(rows),
-        "talker": lambda: program.run_talker(hidden, given["table"], given["position"], together=False),
+        "talker": lambda: program.talker_stack.run(hidden, given["table"], given["position"], together=False),
         "predictor": lambda: program.run_predictor(hidden, code0, settings),
         "sampling": draws,
         "decode": lambda: decoder.run(rows, 1),

@@ -49,6 +49,48 @@ class ResidualUnitParams(NamedTuple):
     narrow: ConvParams
 
 
+class PagedCall(NamedTuple):
+    """One new position of each of N rows, for all layers: tables [N, M] int32 of its blocks, positions [N] int32.
+
+    ``rope``: tables [P, D/2]. ``together``: rows may be positions of one sequence, so that every write comes before any
+    read.
+    """
+
+    tables: Tensor
+    positions: Tensor
+    rope: tuple[Tensor, Tensor]
+    together: bool
+
+
+class RingCall(NamedTuple):
+    """``num_tokens`` new positions of each of B slots from ``first`` [B] on, over the last ``window`` positions.
+
+    ``rope``: tables [P, D/2].
+    """
+
+    slots: Tensor
+    first: Tensor
+    rope: tuple[Tensor, Tensor]
+    num_tokens: int
+    window: int
+
+
+class FirstCodeRules(NamedTuple):
+    """What code 0 of N rows may be. ``seen`` [slots, V] holds the codes that ``penalty`` [N] makes less likely.
+
+    ``forget`` [N]: an id to remove from ``seen`` before, or -1. ``banned`` [N]: the end of speech, ``eos``, is not
+    sampled.
+    """
+
+    seen: Tensor
+    slots: Tensor
+    penalty: Tensor
+    forget: Tensor
+    banned: Tensor
+    num_codes: int
+    eos: int
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
     """Sampling parameters of N rows, as tensors [N]; temperature 0 is greedy, top_k 0 no limit.

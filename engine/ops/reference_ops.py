@@ -13,9 +13,12 @@ from engine.config import EngineConfig
 from engine.ops.noise import philox_exponential
 from engine.ops.params import (
     ConvParams,
+    FirstCodeRules,
     PaddedBufferPlan,
+    PagedCall,
     ResidualStream,
     ResidualUnitParams,
+    RingCall,
     SamplingTensors,
     SnakeParams,
 )
@@ -93,30 +96,21 @@ class ReferenceOps:
         return out.transpose(1, 2).reshape(q.shape[0] * q.shape[1], -1)
 
     def paged_attention(
-        self,
-        qkv: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        rope: tuple[Tensor, Tensor],
-        cache: Tensor,
-        tables: Tensor,
-        positions: Tensor,
-        together: bool,
+        self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float, cache: Tensor, call: PagedCall
     ) -> Tensor:
         """One new position a row over its blocks: writes its key and value, then reads all up to its own.
 
-        cache [2, blocks, block_size, Hkv, D]; tables [N, M] int32; positions [N] int32; rope: tables [P, D/2].
-        ``together``: rows may be positions of one sequence, so that every write comes before any read.
+        cache [2, blocks, block_size, Hkv, D].
         """
         size, kv_heads = cache.shape[2:4]
-        place = positions.long()
-        q, k, v = self.split_qkv(qkv, norms, eps, rope[0][place], rope[1][place], kv_heads)
-        blocks = tables.long()
+        place, (cos, sin) = call.positions.long(), call.rope
+        q, k, v = self.split_qkv(qkv, norms, eps, cos[place], sin[place], kv_heads)
+        blocks = call.tables.long()
         slots = blocks.gather(1, (place // size)[:, None])[:, 0] * size + place % size
         keys, values = cache
         keys.flatten(0, 1)[slots] = k
         values.flatten(0, 1)[slots] = v
-        reach = torch.arange(tables.shape[1] * size, device=tables.device)
+        reach = torch.arange(blocks.shape[1] * size, device=blocks.device)
         mask = (reach[None] <= place[:, None])[:, None]
         return self.attention(q[:, None], keys[blocks].flatten(1, 2), values[blocks].flatten(1, 2), mask)
 
@@ -143,20 +137,9 @@ class ReferenceOps:
         mask = (reach[None] <= torch.arange(start, end, device=qkv.device)[:, None])[None].expand(num_rows, -1, -1)
         return self.attention(q, cache[0, :, :end], cache[1, :, :end], mask)
 
-    def ring_attention(
-        self,
-        qkv: Tensor,
-        rope: tuple[Tensor, Tensor],
-        ring: Tensor,
-        slots: Tensor,
-        first: Tensor,
-        num_tokens: int,
-        window: int,
-    ) -> Tensor:
-        """qkv [B * T, ..], T new positions of each slot from ``first`` [B] on, over the last ``window`` positions.
-
-        ring [slots, 2, R, heads, D]: position p lies at p % R, and R >= window + T - 1.
-        """
+    def ring_attention(self, qkv: Tensor, ring: Tensor, call: RingCall) -> Tensor:
+        """qkv [B * T, ..]; ring [slots, 2, R, heads, D]: position p lies at p % R, and R >= window + T - 1."""
+        slots, first, rope, num_tokens, window = call
         num_rows, size, kv_heads = slots.shape[0], ring.shape[2], ring.shape[3]
         steps = torch.arange(num_tokens, device=qkv.device)
         place = first.long()[:, None] + steps
@@ -205,23 +188,12 @@ class ReferenceOps:
         codes = self.sample(logits, settings, codebook)
         return codes, table[codes]
 
-    def sample_first(
-        self,
-        logits: Tensor,
-        settings: SamplingTensors,
-        seen: Tensor,
-        slots: Tensor,
-        penalty: Tensor,
-        forget: Tensor,
-        banned: Tensor,
-        num_codes: int,
-        eos: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Code 0: penalty over ``seen`` [slots, V], bans, then as ``sample``; marks the sampled codes.
+    def sample_first(self, logits: Tensor, settings: SamplingTensors, rules: FirstCodeRules) -> tuple[Tensor, Tensor]:
+        """Code 0: penalty, bans, then as ``sample``; marks the sampled codes as seen.
 
-        ``forget`` [N]: an id to remove from ``seen`` before, or -1. ``banned`` [N]: the end of speech is not sampled.
         Returns ids [N] and whether every logit of a row is finite.
         """
+        seen, slots, penalty, forget, banned, num_codes, eos = rules
         logits = logits.float()
         finite = torch.isfinite(logits).all(-1)
         ids = torch.arange(logits.shape[-1], device=logits.device)[None]

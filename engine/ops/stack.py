@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.ops.params import ResidualStream
+from engine.layers.transformer import Transformer
+from engine.ops.params import PagedCall, ResidualStream
 from engine.ops.reference_ops import ReferenceOps
 
 
@@ -56,6 +57,25 @@ def run_layers(
             qkv = qkv + layer.qkv_bias
         ops.add_linear(residual, attend(index, qkv), layer.out)
         ops.add_linear(residual, ops.norm_swiglu(residual, layer.after, eps, layer.gate_up), layer.down)
+
+
+class PagedStack:
+    """The layers and the last norm of ``stack`` over paged keys and values [layer, 2, blocks, block_size, Hkv, D]."""
+
+    def __init__(self, ops: ReferenceOps, stack: Transformer, cache: Tensor, num_positions: int) -> None:
+        self.ops, self.norm, self.cache = ops, stack.norm, cache
+        self.layers = [StackLayer.from_module(layer) for layer in stack.layers]
+        self.rope = rope_tables(stack.rope.inverse_frequency, num_positions, cache.device)
+
+    def run(self, x: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
+        """x [N, H] at ``positions`` -> normed hidden states [N, H]; the arguments are those of ``PagedCall``."""
+        residual, eps, call = ResidualStream(x), self.norm.eps, PagedCall(tables, positions, self.rope, together)
+
+        def attend(index: int, qkv: Tensor) -> Tensor:
+            return self.ops.paged_attention(qkv, self.layers[index].qk_norms, eps, self.cache[index], call)
+
+        run_layers(self.ops, self.layers, residual, eps, attend)
+        return self.ops.add_rms_norm(residual, self.norm.weight, eps)
 
 
 def rope_tables(inverse_frequency: Tensor, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:

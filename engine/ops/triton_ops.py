@@ -17,9 +17,12 @@ from engine.ops import KERNELS
 from engine.ops.parallel_compile import is_compile_only, launch
 from engine.ops.params import (
     ConvParams,
+    FirstCodeRules,
     PaddedBufferPlan,
+    PagedCall,
     ResidualStream,
     ResidualUnitParams,
+    RingCall,
     SamplingTensors,
     SnakeParams,
 )
@@ -185,19 +188,12 @@ class TritonOps(ReferenceOps):
     # -- attention -----------------------------------------------------------------------------------------------
 
     def paged_attention(
-        self,
-        qkv: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        rope: tuple[Tensor, Tensor],
-        cache: Tensor,
-        tables: Tensor,
-        positions: Tensor,
-        together: bool,
+        self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float, cache: Tensor, call: PagedCall
     ) -> Tensor:
         _, _, page, heads, size = cache.shape
         if "paged" not in self.on or size < 16:
-            return super().paged_attention(qkv, norms, eps, rope, cache, tables, positions, together)
+            return super().paged_attention(qkv, norms, eps, cache, call)
+        tables, positions, rope, together = call
         rows = qkv.shape[0]
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows, heads * group * size)
@@ -238,19 +234,11 @@ class TritonOps(ReferenceOps):
         )  # fmt: skip
         return out
 
-    def ring_attention(
-        self,
-        qkv: Tensor,
-        rope: tuple[Tensor, Tensor],
-        ring: Tensor,
-        slots: Tensor,
-        first: Tensor,
-        num_tokens: int,
-        window: int,
-    ) -> Tensor:
+    def ring_attention(self, qkv: Tensor, ring: Tensor, call: RingCall) -> Tensor:
         _, _, length, heads, size = ring.shape
+        slots, first, rope, num_tokens, window = call
         if "ring" not in self.on or size < 16 or qkv.shape[1] != 3 * heads * size:
-            return super().ring_attention(qkv, rope, ring, slots, first, num_tokens, window)
+            return super().ring_attention(qkv, ring, call)
         out = qkv.new_empty(qkv.shape[0], heads * size)
         launch(ring_attention_kernel, heads, slots.shape[0])(
             qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
@@ -304,20 +292,10 @@ class TritonOps(ReferenceOps):
         following = table.new_empty(logits.shape[0], table.shape[1])
         return self.launch_sample(logits, settings, codebook, table=table, following=following), following
 
-    def sample_first(
-        self,
-        logits: Tensor,
-        settings: SamplingTensors,
-        seen: Tensor,
-        slots: Tensor,
-        penalty: Tensor,
-        forget: Tensor,
-        banned: Tensor,
-        num_codes: int,
-        eos: int,
-    ) -> tuple[Tensor, Tensor]:
+    def sample_first(self, logits: Tensor, settings: SamplingTensors, rules: FirstCodeRules) -> tuple[Tensor, Tensor]:
         if "sample" not in self.on:
-            return super().sample_first(logits, settings, seen, slots, penalty, forget, banned, num_codes, eos)
+            return super().sample_first(logits, settings, rules)
+        seen, slots, penalty, forget, banned, num_codes, eos = rules
         finite = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
         first = (seen.view(torch.int8), slots, penalty, forget, banned.view(torch.int8), finite.view(torch.int8))
         return self.launch_sample(logits, settings, 0, first, num_codes, eos), finite

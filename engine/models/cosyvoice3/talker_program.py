@@ -21,9 +21,8 @@ from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.prompt import CosySequence, SamplingPhase
 from engine.models.cosyvoice3.talker import NOTHING, NUCLEUS, WHOLE
-from engine.ops.params import ResidualStream
 from engine.ops.reference_ops import ReferenceOps, select_ops
-from engine.ops.stack import StackLayer, rope_tables, run_layers
+from engine.ops.stack import PagedStack
 from engine.program.buffers import Fields, StaticBuffers
 
 
@@ -89,9 +88,7 @@ class TalkerProgram:
         self, model: CosyVoice3, kv: PagedKV, ops: ReferenceOps, max_rows: int, max_tokens: int, max_blocks: int
     ) -> None:
         self.model, self.kv, self.ops, self.device = model, kv, ops, kv.data.device
-        self.backbone, self.table = model.talker.backbone, model.talker.table
-        self.layers = [StackLayer.from_module(layer) for layer in self.backbone.layers]
-        self.rope = rope_tables(self.backbone.rope.inverse_frequency, max_blocks * kv.block_size, self.device)
+        self.stack = PagedStack(ops, model.talker.backbone, kv.data, max_blocks * kv.block_size)
         table: Fields = {"table": (torch.int32, (max_blocks,))}
         scalars: Fields = {name: (dtype, ()) for name, dtype in SCALARS.items()}
         self.inputs = StaticBuffers(
@@ -127,15 +124,7 @@ class TalkerProgram:
 
     def run_stack(self, ids: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
         """ids [N] at ``positions`` -> normed hidden states [N, H]."""
-        norm, residual = self.backbone.norm, ResidualStream(self.table[ids])
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            return self.ops.paged_attention(
-                qkv, None, norm.eps, self.rope, self.kv.data[layer], tables, positions, together
-            )
-
-        run_layers(self.ops, self.layers, residual, norm.eps, attend)
-        return self.ops.add_rms_norm(residual, norm.weight, norm.eps)
+        return self.stack.run(self.model.talker.embed(ids), tables, positions, together)
 
     # -- how rows fill it ----------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from engine.ops.params import (
     PaddedBufferPlan,
     ResidualStream,
     ResidualUnitParams,
+    RingCall,
     SnakeParams,
 )
 from engine.ops.reference_ops import ReferenceOps
@@ -242,10 +243,8 @@ class CodecProgram:
         ops.conv(pad.buffer, self.entry, num_frames, act=x)
         residual = ResidualStream(x.flatten(0, 1))
 
-        def attend(index: int, qkv: Tensor) -> Tensor:
-            return ops.ring_attention(qkv, self.rope, self.past[index], slots, first, num_frames, self.window)
-
-        run_layers(ops, self.layers, residual, eps, attend)
+        call = RingCall(slots, first, self.rope, num_frames, self.window)
+        run_layers(ops, self.layers, residual, eps, lambda index, qkv: ops.ring_attention(qkv, self.past[index], call))
         return ops.add_rms_norm(residual, self.codec.pre_transformer.norm.weight, eps).view_as(x)
 
     def run_upsampling(self, x: Tensor, pads: Iterator[PaddedBuffer]) -> PaddedBuffer:

@@ -19,9 +19,9 @@ from engine.memory.kv_cache import PagedKV
 from engine.models.base import FailedOutcome, FrameOutcome, Outcome, SequenceState, StopOutcome
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptPosition, QwenSequence
-from engine.ops.params import ResidualStream, SamplingTensors
+from engine.ops.params import FirstCodeRules, ResidualStream, SamplingTensors
 from engine.ops.reference_ops import ReferenceOps
-from engine.ops.stack import StackLayer, rope_tables, run_layers
+from engine.ops.stack import PagedStack, StackLayer, rope_tables, run_layers
 from engine.program.buffers import StaticBuffers, to_device
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ class FrameProgram:
         self.code_tables = predictor.input_tables
 
     def _make_stacks(self, num_positions: int) -> None:
-        self.talker_rope = rope_tables(self.talker.model.rope.inverse_frequency, num_positions, self.device)
         predictor = self.talker.code_predictor.model
-        self.talker_layers = [StackLayer.from_module(layer) for layer in self.talker.model.layers]
+        self.talker_stack = PagedStack(self.ops, self.talker.model, self.kv.data, num_positions)
         self.predictor_layers = [StackLayer.from_module(layer) for layer in predictor.layers]
         self.predictor_rope = rope_tables(predictor.rope.inverse_frequency, self.num_books, self.device)
 
@@ -121,7 +120,7 @@ class FrameProgram:
         slots = given["slot"]
         ids = torch.where(given["goes_on"][:, None], self.last[slots], given["ids"])
         x = self.text_table[given["text"]] + self.embed(ids)
-        hidden = self.run_talker(x, given["table"], given["position"], together=False)
+        hidden = self.talker_stack.run(x, given["table"], given["position"], together=False)
         code0, finite = self.first_code(hidden, given)
         codes = self.run_predictor(hidden, code0, self.sampling_tensors(num_rows, "predictor_"))
         self.last[slots] = codes + self.offsets
@@ -134,43 +133,17 @@ class FrameProgram:
         """Keys and values of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""
         given = {name: value[:num_tokens] for name, value in self.tokens.device.items()}
         x = self.text_table[given["text"]] + self.embed(given["ids"])
-        self.run_talker(x, given["table"], given["position"], together=True)
+        self.talker_stack.run(x, given["table"], given["position"], together=True)
 
     def embed(self, ids: Tensor) -> Tensor:
         return F.embedding_bag(ids, self.frame_table, mode="sum")
 
-    def run_talker(self, x: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
-        """x [N, H] at ``positions`` -> normed hidden states [N, H]."""
-        norm, residual = self.talker.model.norm, ResidualStream(x)
-
-        def attend(index: int, qkv: Tensor) -> Tensor:
-            return self.ops.paged_attention(
-                qkv,
-                self.talker_layers[index].qk_norms,
-                norm.eps,
-                self.talker_rope,
-                self.kv.data[index],
-                tables,
-                positions,
-                together,
-            )
-
-        run_layers(self.ops, self.talker_layers, residual, norm.eps, attend)
-        return self.ops.add_rms_norm(residual, norm.weight, norm.eps)
-
     def first_code(self, hidden: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         talker = self.config.talker
-        return self.ops.sample_first(
-            F.linear(hidden, self.talker.codec_head.weight),
-            self.sampling_tensors(hidden.shape[0], ""),
-            self.seen,
-            given["slot"],
-            given["penalty"],
-            given["forget"],
-            given["banned"],
-            talker.num_codes,
-            talker.control.eos,
-        )
+        slots, penalty, forget, banned = (given[name] for name in ("slot", "penalty", "forget", "banned"))
+        rules = FirstCodeRules(self.seen, slots, penalty, forget, banned, talker.num_codes, talker.control.eos)
+        logits = F.linear(hidden, self.talker.codec_head.weight)
+        return self.ops.sample_first(logits, self.sampling_tensors(hidden.shape[0], ""), rules)
 
     def run_predictor(self, hidden: Tensor, code0: Tensor, settings: SamplingTensors) -> Tensor:
         """Whole frames [N, K]: the codes after ``code0``, each from all before it."""

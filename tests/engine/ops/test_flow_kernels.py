@@ -17,6 +17,7 @@ from engine.models.cosyvoice3.flow_memory import BlockSequence, FlowBlockTask, F
 from engine.models.cosyvoice3.flow_program import FlowProgram
 from engine.ops.flow import FlowOps
 from engine.ops.noise import philox_exponential
+from engine.ops.params import PagedCall
 from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, fill
 
 pytest.importorskip("triton")
@@ -111,9 +112,9 @@ def test_paged_attention_of_heads_without_norms() -> None:
     tables = torch.tensor([[1, 2], [3, 0]], device=DEVICE, dtype=torch.int32)
     positions = torch.tensor([20, 5], device=DEVICE, dtype=torch.int32)
     angles = torch.arange(64.0, device=DEVICE)[:, None] * torch.rand(size // 2, device=DEVICE)
-    args = None, 1e-6, (angles.cos(), angles.sin())
     for together in (False, True):
-        found = TritonOps().paged_attention(qkv, *args, caches[0], tables, positions, together)
-        wanted = ReferenceOps().paged_attention(qkv, *args, caches[1], tables, positions, together)
+        call = PagedCall(tables, positions, (angles.cos(), angles.sin()), together)
+        found = TritonOps().paged_attention(qkv, None, 1e-6, caches[0], call)
+        wanted = ReferenceOps().paged_attention(qkv, None, 1e-6, caches[1], call)
         check(found, wanted, torch.float32)
         check(caches[0], caches[1], torch.float32)

@@ -14,9 +14,12 @@ import torch
 from engine.ops.params import (
     ConvParams,
     ConvStateSpec,
+    FirstCodeRules,
     PaddedBufferPlan,
+    PagedCall,
     ResidualStream,
     ResidualUnitParams,
+    RingCall,
     SamplingTensors,
     SnakeParams,
 )
@@ -127,9 +130,9 @@ def test_paged_attention_and_what_it_writes(fused: Any, dtype: torch.dtype, toge
         tables = torch.randperm(63, device=DEVICE)[: rows * 10].view(rows, 10).int() + 1
         positions = torch.tensor([0, 1, 63, 64, 150], device=DEVICE, dtype=torch.int32)
     caches = cache.clone(), cache.clone()
-    args = norms, EPS, rope(160, size)
-    found = fused.paged_attention(qkv, *args, caches[0], tables, positions, together)
-    wanted = PLAIN.paged_attention(qkv, *args, caches[1], tables, positions, together)
+    call = PagedCall(tables, positions, rope(160, size), together)
+    found = fused.paged_attention(qkv, norms, EPS, caches[0], call)
+    wanted = PLAIN.paged_attention(qkv, norms, EPS, caches[1], call)
     check(found, wanted, dtype)
     check(caches[0], caches[1], dtype)
 
@@ -142,7 +145,8 @@ def test_paged_attention_never_reads_beyond_its_position(fused: Any) -> None:
     tables = torch.tensor([[1, 2]], device=DEVICE, dtype=torch.int32)
     position = torch.tensor([3], device=DEVICE, dtype=torch.int32)
     norms = torch.ones(size, device=DEVICE), torch.ones(size, device=DEVICE)
-    assert torch.isfinite(fused.paged_attention(qkv, norms, EPS, rope(32, size), cache, tables, position, False)).all()
+    call = PagedCall(tables, position, rope(32, size), together=False)
+    assert torch.isfinite(fused.paged_attention(qkv, norms, EPS, cache, call)).all()
 
 
 @pytest.mark.parametrize(("start", "tokens"), [(0, 2), (2, 1), (6, 1), (14, 1), (3, 3)])
@@ -168,9 +172,8 @@ def test_attention_over_a_ring(fused: Any, dtype: torch.dtype, tokens: int) -> N
     first = torch.tensor([0, 5, 77], device=DEVICE, dtype=torch.int32)
     qkv = random(3 * tokens, 3 * heads * size, dtype=dtype)
     rings = ring.clone(), ring.clone()
-    args = rope(50, size)
-    found = fused.ring_attention(qkv, args, rings[0], slots, first, tokens, window)
-    check(found, PLAIN.ring_attention(qkv, args, rings[1], slots, first, tokens, window), dtype)
+    call = RingCall(slots, first, rope(50, size), tokens, window)
+    check(fused.ring_attention(qkv, rings[0], call), PLAIN.ring_attention(qkv, rings[1], call), dtype)
     check(rings[0], rings[1], dtype)
 
 
@@ -217,9 +220,9 @@ def test_first_draws_penalise_ban_and_remember(fused: Any) -> None:
     settings = settings_for(rows)
     seens = seen.clone(), seen.clone()
     forget = torch.arange(rows, device=DEVICE) - 1
-    args = slots, penalty, forget, banned, num_codes, eos
-    found, finite = fused.sample_first(logits, settings, seens[0], *args)
-    wanted, expected = PLAIN.sample_first(logits, settings, seens[1], *args)
+    rules = [FirstCodeRules(own, slots, penalty, forget, banned, num_codes, eos) for own in seens]
+    found, finite = fused.sample_first(logits, settings, rules[0])
+    wanted, expected = PLAIN.sample_first(logits, settings, rules[1])
     good = torch.arange(rows, device=DEVICE) != 7
     assert torch.equal(finite, expected)
     assert torch.equal(finite, good)
