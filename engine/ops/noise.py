@@ -26,6 +26,7 @@ _WEYL = np.array(WEYL, dtype=np.uint64)
 _LOW = np.uint64(LOW)
 _HALF = np.uint64(32)
 ROUNDS = 10
+SIGN_BIT = 1 << 63
 
 
 class SampleKey(NamedTuple):
@@ -96,6 +97,11 @@ class GeneratorNoise:
 
     def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
         return torch.empty(ids.shape, device=ids.device).exponential_(1, generator=self.generator)
+
+
+def to_int64(seed: int) -> int:
+    """64 bits as tensors count them."""
+    return (seed & (2 * SIGN_BIT - 1) ^ SIGN_BIT) - SIGN_BIT
 
 
 def _high_bits(product: Tensor) -> Tensor:

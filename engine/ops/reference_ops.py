@@ -22,6 +22,7 @@ from engine.ops.params import (
     SamplingTensors,
     SnakeParams,
 )
+from engine.ops.sampler import apply_repetition_penalty, sample_reference
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -162,24 +163,11 @@ class ReferenceOps:
         return philox_exponential(seed, place, frame, ids)
 
     def sample(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
-        """logits [N, V], bans already -inf -> ids [N]: temperature, top-k, top-p, then argmax(p / q).
-
-        Sample as ``sampler.sample_reference`` does, with every setting a tensor; ties at the k-th value all stay.
-        """
-        logits = logits.float()
-        greedy = settings.temperature == 0
-        scaled = logits / torch.where(greedy, 1.0, settings.temperature)[:, None]
-        ranked, order = scaled.sort(dim=-1, descending=True)
-        width = logits.shape[-1]
-        wanted = torch.where(settings.top_k > 0, settings.top_k, width).clamp(max=width)[:, None]
-        scaled = scaled.masked_fill(scaled < ranked.gather(-1, wanted - 1), -torch.inf)
-        ranked, order = scaled.sort(dim=-1, descending=True)
-        mass = ranked.softmax(-1)
-        beyond = (mass.cumsum(-1) - mass >= settings.top_p[:, None]) & (settings.top_p < 1.0)[:, None]
-        scaled = scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
-        ids = torch.arange(width, device=logits.device).expand_as(logits)
+        """logits [N, V], bans already -inf -> ids [N], by ``sampler.sample_reference``."""
+        ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
         noise = philox_exponential(settings.seed, settings.place | codebook, settings.frame, ids)
-        return torch.where(greedy, logits.argmax(-1), (scaled.softmax(-1) / noise).argmax(-1))
+        temperature, top_k, top_p = (x[:, None] for x in (settings.temperature, settings.top_k, settings.top_p))
+        return sample_reference(logits.float(), temperature, top_k, top_p, noise)
 
     def sample_next(
         self, logits: Tensor, settings: SamplingTensors, codebook: int, table: Tensor
@@ -198,8 +186,7 @@ class ReferenceOps:
         finite = torch.isfinite(logits).all(-1)
         ids = torch.arange(logits.shape[-1], device=logits.device)[None]
         past = seen[slots] & (settings.frame > 0)[:, None] & (ids != forget[:, None])
-        shrunk = torch.where(logits > 0, logits / penalty[:, None], logits * penalty[:, None])
-        logits = torch.where(past, shrunk, logits)
+        logits = apply_repetition_penalty(logits, past, penalty[:, None])
         may = (ids < num_codes) | ((ids == eos) & ~banned[:, None])
         code = self.sample(logits.masked_fill(~may, -torch.inf), settings, 0)
         seen[slots] = past.scatter(1, code[:, None], True)

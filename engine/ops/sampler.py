@@ -22,7 +22,7 @@ class RowSamplingParams:
 
 
 class SamplingBatch:
-    """Rows of sampling parameters as tensors, with what lets the common case skip work."""
+    """Rows of sampling parameters as tensors [N, 1], with what lets the common case skip work."""
 
     def __init__(self, params: Sequence[RowSamplingParams], device: torch.device) -> None:
         self.greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
@@ -55,26 +55,29 @@ def sample(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook
     """logits [N, V] in fp32, bans already -inf -> ids [N]: argmax(p / q)."""
     if batch.all_greedy:
         return logits.argmax(-1)
-    picked = sample_reference(logits, batch, keys, codebook, noise) if noise.full_width else sample_top_k(
-        logits, batch, keys, codebook, noise
-    )  # fmt: skip
+    if noise.full_width:
+        ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
+        variates = noise.exponential(keys, codebook, ids)
+        picked = sample_reference(logits, batch.temperature, batch.top_k, batch.top_p, variates)
+    else:
+        picked = sample_top_k(logits, batch, keys, codebook, noise)
     return torch.where(batch.greedy, logits.argmax(-1), picked) if batch.any_greedy else picked
 
 
-def sample_reference(
-    logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: NoiseSource
-) -> Tensor:
-    """The reference: every id keeps its place; ties at the k-th value all stay."""
-    scaled = logits / batch.temperature
+def sample_reference(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, noise: Tensor) -> Tensor:
+    """The reference of every sampler: logits and noise [N, V] in fp32, all settings tensors [N, 1] -> ids [N].
+
+    Every id keeps its place; ties at the k-th value all stay.
+    """
+    width = logits.shape[-1]
+    scaled = logits / torch.where(temperature == 0, 1.0, temperature)
+    last = torch.where(top_k > 0, top_k, width).clamp(max=width) - 1
+    scaled = scaled.masked_fill(scaled < scaled.sort(dim=-1, descending=True).values.gather(-1, last), -torch.inf)
     ranked, order = scaled.sort(dim=-1, descending=True)
-    last = (batch.top_k - 1).clamp(max=ranked.shape[-1] - 1)
-    scaled = scaled.masked_fill(scaled < ranked.gather(-1, last), -torch.inf)
-    if batch.any_top_p:
-        ranked, order = scaled.sort(dim=-1, descending=True)
-        scaled = scaled.masked_fill(torch.zeros_like(scaled, dtype=torch.bool).scatter(
-            -1, order, _beyond_top_p(ranked, batch.top_p)), -torch.inf)  # fmt: skip
-    ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
-    return (scaled.softmax(-1) / noise.exponential(keys, codebook, ids)).argmax(-1)
+    beyond = _beyond_top_p(ranked, top_p) & (top_p < 1.0)
+    scaled = scaled.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+    picked = (scaled.softmax(-1) / noise).argmax(-1)
+    return torch.where(temperature[:, 0] == 0, logits.argmax(-1), picked)
 
 
 def sample_top_k(

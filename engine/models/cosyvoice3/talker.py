@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -132,11 +132,18 @@ def _sample_nucleus(scaled: Tensor, params: Sequence[RasParams], keys: list[Samp
     size = scaled.shape[-1]
     top_k = torch.tensor([[p.top_k or size] for p in params], device=scaled.device)
     top_p = torch.tensor([[p.top_p] for p in params], device=scaled.device)
-    widest = min(size, max(p.top_k or size for p in params))
-    ranked, ids = scaled.softmax(-1).topk(widest, dim=-1)
-    ranks = torch.arange(widest, device=scaled.device)
+    widest = max(p.top_k or size for p in params)
+    return sample_nucleus(scaled, top_p, top_k, widest, lambda ids: noise.exponential(keys, NUCLEUS, ids))
+
+
+def sample_nucleus(
+    scaled: Tensor, top_p: Tensor, top_k: Tensor, widest: int, exponential: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """scaled logits [N, V], top_p and top_k [N, 1], of which none is above ``widest`` -> ids [N]."""
+    ranked, ids = scaled.softmax(-1).topk(min(widest, scaled.shape[-1]), dim=-1)
+    ranks = torch.arange(ranked.shape[-1], device=scaled.device)
     kept = (ranked.cumsum(-1) - ranked < top_p) & (ranks < top_k)
-    place = (ranked.where(kept, 0.0) / noise.exponential(keys, NUCLEUS, ids)).argmax(-1, keepdim=True)
+    place = (ranked.where(kept, 0.0) / exponential(ids)).argmax(-1, keepdim=True)
     return ids.gather(-1, place)[:, 0]
 
 

@@ -20,7 +20,8 @@ from engine.models.base import FailedOutcome, FrameContext, Outcome, SequenceSta
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.prompt import CosySequence, SamplingPhase
-from engine.models.cosyvoice3.talker import NOTHING, NUCLEUS, WHOLE
+from engine.models.cosyvoice3.talker import NOTHING, NUCLEUS, WHOLE, sample_nucleus
+from engine.ops.noise import to_int64
 from engine.ops.reference_ops import ReferenceOps, select_ops
 from engine.ops.stack import PagedStack
 from engine.program.buffers import Fields, StaticBuffers
@@ -43,26 +44,23 @@ def sample_rows(logits: Tensor, rows: RasTensors, max_top_k: int, ops: Reference
     """logits [N, V] in fp32, bans already -inf -> ids [N]."""
     greedy = rows.temperature == 0
     scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
-    picked = sample_nucleus(scaled, rows, max_top_k, ops)
+    seed, place, frame = rows.seed, rows.place, rows.frame
+    picked = sample_nucleus(
+        scaled,
+        rows.top_p[:, None],
+        rows.top_k[:, None],
+        max_top_k,
+        lambda ids: ops.exponential(seed, place | NUCLEUS, frame, ids),
+    )
     heard = (rows.history == picked[:, None]).sum(-1)
     others = scaled.scatter(-1, picked[:, None], -torch.inf)
     again = (heard >= rows.min_repeats) & ~others.isneginf().all(-1)
     ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
-    noise = ops.exponential(rows.seed, rows.place | WHOLE, rows.frame, ids)
+    noise = ops.exponential(seed, place | WHOLE, frame, ids)
     another = (others.softmax(-1) / noise).argmax(-1)
     return torch.where(greedy, logits.argmax(-1), torch.where(again, another, picked))
 
 
-def sample_nucleus(scaled: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOps) -> Tensor:
-    ranked, ids = scaled.softmax(-1).topk(min(max_top_k, scaled.shape[-1]), dim=-1)
-    ranks = torch.arange(ranked.shape[-1], device=scaled.device)
-    kept = (ranked.cumsum(-1) - ranked < rows.top_p[:, None]) & (ranks < rows.top_k[:, None])
-    noise = ops.exponential(rows.seed, rows.place | NUCLEUS, rows.frame, ids)
-    place = (torch.where(kept, ranked, 0.0) / noise).argmax(-1, keepdim=True)
-    return ids.gather(-1, place)[:, 0]
-
-
-SIGN_BIT = 1 << 63
 SCALARS: dict[str, torch.dtype] = {
     "slot": torch.int64,
     "text": torch.int64,
@@ -137,7 +135,7 @@ class TalkerProgram:
             "top_p": ras.top_p,
             "top_k": ras.top_k,
             "min_repeats": ras.window * ras.tau,
-            "seed": (row.seed & (2 * SIGN_BIT - 1) ^ SIGN_BIT) - SIGN_BIT,
+            "seed": to_int64(row.seed),
             "place": row.segment << 8,
         }
 

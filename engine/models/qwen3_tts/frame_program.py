@@ -19,6 +19,7 @@ from engine.memory.kv_cache import PagedKV
 from engine.models.base import FailedOutcome, FrameOutcome, Outcome, SequenceState, StopOutcome
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptPosition, QwenSequence
+from engine.ops.noise import to_int64
 from engine.ops.params import FirstCodeRules, ResidualStream, SamplingTensors
 from engine.ops.reference_ops import ReferenceOps
 from engine.ops.stack import PagedStack, StackLayer, rope_tables, run_layers
@@ -183,12 +184,6 @@ class FrameProgram:
 
 NO_ID = -1
 STOP = StopOutcome()
-SIGN_BIT = 1 << 63
-
-
-def to_int64(seed: int) -> int:
-    """64 bits as the device counts them."""
-    return (seed & (2 * SIGN_BIT - 1) ^ SIGN_BIT) - SIGN_BIT
 
 
 class FrameInputs(FrameProgram):

@@ -105,15 +105,17 @@ def test_the_draw_over_candidates_is_the_draw_at_full_width(
         assume(margin(values, found, variates_of(key, 0)) > 1e-4)
         assume(not near_top_p_border(values, found))
     batch = SamplingBatch(row_params, CPU)
-    noise = PhiloxNoise()
-    assert torch.equal(sample_reference(logits, batch, keys, 0, noise), sample_top_k(logits, batch, keys, 0, noise))
+    ids = torch.arange(VOCAB).expand_as(logits)
+    noise = PhiloxNoise().exponential(keys, 0, ids)
+    wanted = sample_reference(logits, batch.temperature, batch.top_k, batch.top_p, noise)
+    assert torch.equal(sample_top_k(logits, batch, keys, 0, PhiloxNoise()), wanted)
 
 
 def test_ties_at_the_kth_value_all_stay_at_full_width() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     batch = SamplingBatch([RowSamplingParams(1.0, 2)], CPU)
     generator = GeneratorNoise(torch.Generator().manual_seed(1))
-    drawn = {int(sample_reference(logits, batch, [SampleKey(0, 0, 0)], 0, generator)) for _ in range(300)}
+    drawn = {int(sample(logits, batch, [SampleKey(0, 0, 0)], 0, generator)) for _ in range(300)}
     assert drawn == {0, 1, 2, 3}
 
 
