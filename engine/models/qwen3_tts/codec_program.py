@@ -81,22 +81,44 @@ def snake_params(snake: Snake, repeat: int = 1) -> SnakeParams:
     )
 
 
-class CodecProgram:
-    """``num_slots`` streams besides the dummy's, slot 0, each of at most ``max_frames`` frames; codes are read from
-    ``ring`` [slots, frames, books].
+class DecodeBuffers:
+    """Inputs and PCM of one call of a codec program: at most ``max_rows`` rows, or as many frames in fewer rows.
+
+    ``sources`` and ``starts`` say where in ``ring`` [slots, frames, books] a row's first frame lies, ``first`` how many
+    frames its slot has decoded before.
     """
+
+    def __init__(self, codec: CodecFront, ring: Tensor, max_rows: int) -> None:
+        self.ring, self.max_rows, self.device = ring, max_rows, codec.pre_conv.conv.weight.device
+        self.frame_samples: int = codec.frame_samples
+        self.slots, self.sources, self.starts = (self.zeros(torch.int64, max_rows) for _ in range(3))
+        self.first = self.zeros(torch.int32, max_rows)
+        self.pcm = self.zeros(torch.float32, max(self.rows_of(n) * n for n in CALL_FRAMES) * self.frame_samples)
+        self.finite = self.zeros(torch.bool, max_rows)
+
+    def zeros(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def rows_of(self, num_frames: int) -> int:
+        """Maximum rows of one call of ``num_frames`` frames."""
+        return max(1, self.max_rows // num_frames)
+
+    def read_codes(self, num_rows: int, num_frames: int) -> Tensor:
+        """[rows, frames, books]."""
+        places = (self.starts[:num_rows, None] + torch.arange(num_frames, device=self.device)) % self.ring.shape[1]
+        return self.ring[self.sources[:num_rows, None], places]
+
+
+class CodecProgram(DecodeBuffers):
+    """``num_slots`` streams besides the dummy's, slot 0, each of at most ``max_frames`` frames."""
 
     def __init__(
         self, codec: CodecDecoder, ops: ReferenceOps, ring: Tensor, num_slots: int, max_rows: int, max_frames: int
     ) -> None:
-        self.codec, self.ops, self.ring = codec, ops, ring
-        like = codec.pre_conv.conv.weight
-        self.device, self.dtype = like.device, like.dtype
-        self.max_rows = max_rows
-        self.frame_samples: int = codec.frame_samples
+        super().__init__(codec, ring, max_rows)
+        self.codec, self.ops, self.dtype = codec, ops, codec.pre_conv.conv.weight.dtype
         self._fold()
         self._make_memory(num_slots, max_frames)
-        self._make_buffers()
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -183,27 +205,11 @@ class CodecProgram:
         self.rope = rope_tables(stack.rope.inverse_frequency, max_frames, self.device)
         length = self.window + max(CALL_FRAMES)
         shape = (len(self.layers), num_slots + 1, 2, length, sizes.num_key_value_heads, sizes.head_dim)
-        self.past = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.past = self.zeros(self.dtype, *shape)
         specs = self.pad_specs()
-        values = sum(spec.width * spec.context for spec in specs)
-        self.state = torch.zeros(num_slots + 1, values, dtype=self.dtype, device=self.device)
-
-    def rows_of(self, num_frames: int) -> int:
-        """Maximum rows of one call of ``num_frames`` frames."""
-        return max(1, self.max_rows // num_frames)
-
-    def _make_buffers(self) -> None:
-        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        self.slots, self.sources, self.starts = (zeros(torch.int64, self.max_rows) for _ in range(3))
-        self.first = zeros(torch.int32, self.max_rows)
-        samples = max(self.rows_of(n) * n for n in CALL_FRAMES) * self.frame_samples
-        self.pcm = zeros(torch.float32, samples)
-        self.finite = zeros(torch.bool, self.max_rows)
-        specs = self.pad_specs()
+        self.state = self.zeros(self.dtype, num_slots + 1, sum(spec.width * spec.context for spec in specs))
         values = max(self.rows_of(n) * sum((s.context + s.rate * n) * s.width for s in specs) for n in CALL_FRAMES)
-        self.workspace = zeros(self.dtype, values)
+        self.workspace = self.zeros(self.dtype, values)
         self.plans: dict[tuple[int, int], PaddedBufferPlan] = {}
 
     def plan(self, num_rows: int, num_frames: int) -> PaddedBufferPlan:
@@ -215,17 +221,12 @@ class CodecProgram:
     # -- what a graph holds --------------------------------------------------------------------------------------
 
     def run(self, num_rows: int, num_frames: int) -> None:
-        """``num_frames`` frames of each of the first ``num_rows`` of ``slots`` to ``pcm`` and ``finite``.
-
-        ``sources`` and ``starts`` say where in the ring a row's first frame lies, ``first`` how many frames its slot
-        has decoded before.
-        """
+        """``num_frames`` frames of each of the first ``num_rows`` of ``slots`` to ``pcm`` and ``finite``."""
         slots, first = self.slots[:num_rows], self.first[:num_rows]
         plan = self.plan(num_rows, num_frames)
         self.ops.load_conv_state(plan, self.state, slots, first == 0)
         pads = iter(plan.layers)
-        places = (self.starts[:num_rows, None] + torch.arange(num_frames, device=self.device)) % self.ring.shape[1]
-        codes = self.ring[self.sources[:num_rows, None], places] + self.offsets
+        codes = self.read_codes(num_rows, num_frames) + self.offsets
         pad = next(pads)
         pad.fresh.copy_(F.embedding_bag(codes.flatten(0, 1), self.table, mode="sum").view_as(pad.fresh))
         x = self.run_stack(pad, slots, first, num_rows, num_frames)
@@ -283,32 +284,20 @@ class CodecProgram:
         return after
 
 
-class ModuleProgram:
+class ModuleProgram(DecodeBuffers):
     """Runs the modules of a decoder over static buffers, for decoders without a ``CodecProgram``."""
 
     def __init__(self, codec: CodecFront, ring: Tensor, num_slots: int, max_rows: int) -> None:
-        self.codec, self.ring, self.max_rows = codec, ring, max_rows
-        self.device = codec.pre_conv.conv.weight.device
-        self.frame_samples: int = codec.frame_samples
+        super().__init__(codec, ring, max_rows)
+        self.codec = codec
         self.state = codec.new_state(num_slots + 1).values
         # State of the transformer, which is part of ``state``: the same memory.
         self.past = self.state[None]
-        self.slots, self.sources, self.starts = (
-            torch.zeros(max_rows, dtype=torch.int64, device=self.device) for _ in range(3)
-        )
-        self.first = torch.zeros(max_rows, dtype=torch.int32, device=self.device)
-        samples = max(self.rows_of(n) * n for n in CALL_FRAMES) * self.frame_samples
-        self.pcm = torch.zeros(samples, dtype=torch.float32, device=self.device)
-        self.finite = torch.zeros(max_rows, dtype=torch.bool, device=self.device)
-
-    def rows_of(self, num_frames: int) -> int:
-        return max(1, self.max_rows // num_frames)
 
     def run(self, num_rows: int, num_frames: int) -> None:
         """Decode one call, as ``CodecProgram.run``."""
         slots, first = self.slots[:num_rows], self.first[:num_rows]
-        places = (self.starts[:num_rows, None] + torch.arange(num_frames, device=self.device)) % self.ring.shape[1]
-        codes = self.ring[self.sources[:num_rows, None], places].transpose(1, 2)
+        codes = self.read_codes(num_rows, num_frames).transpose(1, 2)
         values = self.state[slots].masked_fill((first == 0)[:, None], 0)
         pcm = self.codec(codes, CodecState(values, first.long()))
         self.state[slots] = values
