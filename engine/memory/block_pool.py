@@ -1,10 +1,13 @@
-"""Ownership of KV blocks, and copies of voice prefixes. Imports no torch at run time."""
+"""Ownership of KV blocks and decoder slots, and copies of voice prefixes. Imports no torch at run time."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +64,52 @@ class BlockPool:
         everywhere = [*self._free, *self._quarantined, *self._held]
         if len(everywhere) != self.num_blocks or len(set(everywhere)) != self.num_blocks:
             raise AssertionError(f"{self.num_free} free + {self.num_held} held != {self.num_blocks} blocks in all")
+
+
+class SlotTable:
+    """Slots 1..num_slots; 0 is the dummy that pads calls. ``generations`` tells successive holders of a slot apart."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._pool = BlockPool(num_slots)
+        self._arrays: list[npt.NDArray[Any]] = []
+        self._num_generations = 0
+        self.generations = self.new_array(np.int64)
+
+    def new_array(self, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        """An array by slot, zero for a slot without a holder and for a fresh holder."""
+        self._arrays.append(np.zeros(self.num_slots + 1, dtype=dtype))
+        return self._arrays[-1]
+
+    @property
+    def num_slots(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    def reserve(self) -> int | None:
+        """A slot of a new generation, or None when none is free."""
+        slots = self._pool.allocate(1)
+        if slots is None:
+            return None
+        self._clear(slots[0])
+        self._num_generations += 1
+        self.generations[slots[0]] = self._num_generations
+        return slots[0]
+
+    def release(self, slot: int) -> None:
+        """Quarantine the slot until ``release_quarantined``."""
+        self._clear(slot)
+        self._pool.free([slot])
+
+    def _clear(self, slot: int) -> None:
+        for values in self._arrays:
+            values[slot] = 0
+
+    def release_quarantined(self) -> None:
+        """The step in flight has passed: released slots become free."""
+        self._pool.release_quarantined()
 
 
 class PrefixCache:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from engine.config import EngineConfig
     from engine.layers.transformer import AttentionContext
+    from engine.memory.block_pool import SlotTable
     from engine.memory.kv_cache import KVShape, PagedKV
     from engine.program.buffers import StaticBuffers
-    from engine.program.slots import SlotTable
     from engine.text.tokenizer import IncrementalEncoder
 
 Pcm = npt.NDArray[np.float32]

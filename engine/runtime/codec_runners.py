@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.memory.lru_cache import LruCache
 from engine.models.base import DecodeProgramProtocol, Pcm, VoiceReference
 from engine.program.buffers import to_device
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to
@@ -25,30 +25,6 @@ DUMMY_SLOT = 0
 SLICE_FRAMES = 32
 # Sets of host buffers for calls in flight: two rounds of a crowd. To make one more stops the device.
 NUM_RESULTS = 16
-
-
-class ReferenceStates:
-    """A decoder's state behind each of the last ``max_states`` references."""
-
-    def __init__(self, max_states: int) -> None:
-        self._states: OrderedDict[Hashable, tuple[Tensor, Tensor]] = OrderedDict()
-        self._max_states = max_states
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def find(self, key: Hashable | None) -> tuple[Tensor, Tensor] | None:
-        """Return the state; ``None`` is the key of a reference that is used once."""
-        if key in self._states:
-            self._states.move_to_end(key)
-        return self._states.get(key)
-
-    def add(self, key: Hashable | None, state: tuple[Tensor, Tensor]) -> None:
-        if key is None:
-            return
-        self._states[key] = state
-        while len(self._states) > self._max_states:
-            self._states.popitem(last=False)
 
 
 def describe(error: Exception) -> str:
@@ -87,7 +63,8 @@ class EagerCodec:
         self.frames: dict[int, list[Sequence[int]]] = {}
         self.jobs: dict[int, PrimingJob] = {}
         self.errors: dict[int, str] = {}
-        self.references = ReferenceStates(max_cached_references)
+        # Decoder states behind the last references.
+        self.references: LruCache[tuple[Tensor, Tensor]] = LruCache(max_cached_references)
 
     @torch.inference_mode()
     def warm_up(self, max_s: float) -> None:
@@ -176,13 +153,13 @@ class EagerCodec:
         frames = reference.frames[job.num_done : job.num_done + SLICE_FRAMES]
         self.advance([slot], [[list(codes) for codes in frames]])
         job.num_done += len(frames)
-        if job.num_done == len(reference.frames):
+        if job.num_done == len(reference.frames) and reference.key is not None:
             state = self.state.values[slot].clone(), self.state.num_frames[slot].clone()
-            self.references.add(reference.key, state)
+            self.references.put(reference.key, state)
         return []
 
     def _restore(self, slot: int, key: Hashable) -> bool:
-        kept = self.references.find(key)
+        kept = self.references.get(key)
         if kept is not None:
             self.state.values[slot], self.state.num_frames[slot] = kept
         return kept is not None
@@ -253,8 +230,8 @@ class GraphCodec:
         self.num_primed = np.zeros(num_slots + 1, np.int64)
         self.buckets = {frames: buckets_up_to(program.rows_of(frames)) for frames in reversed(CALL_FRAMES)}
         self.free_buffers = [DecodeHostBuffers(program) for _ in range(NUM_RESULTS)]
-        # Touched by the lane's work alone.
-        self.references = ReferenceStates(max_cached_references)
+        # Decoder states behind the last references; touched by the lane's work alone.
+        self.references: LruCache[tuple[Tensor, Tensor]] = LruCache(max_cached_references)
         # Of slots of which nothing has been decoded since.
         self.primings: dict[int, PendingWork] = {}
 
@@ -325,10 +302,11 @@ class GraphCodec:
         self.primings[slot] = self.lane.run(lambda: self._prime(slot, reference))
 
     def _prime(self, slot: int, reference: VoiceReference) -> None:
-        program, kept = self.program, self.references.find(reference.key)
+        program, kept = self.program, self.references.get(reference.key)
         if kept is None:
             self._prime_frames(slot, reference.frames)
-            self.references.add(reference.key, (program.state[slot].clone(), program.past[:, slot].clone()))
+            if reference.key is not None:
+                self.references.put(reference.key, (program.state[slot].clone(), program.past[:, slot].clone()))
         else:
             program.state[slot], program.past[:, slot] = kept
 

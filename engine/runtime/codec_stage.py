@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.memory.block_pool import SlotTable
 from engine.models.base import DecodedAudio, Pcm, VoiceReference
-from engine.program.slots import SlotTable
 from engine.runtime.call_planner import (
     GATHER_FRAMES,
     NO_PREFERENCE,

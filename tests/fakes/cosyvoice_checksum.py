@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.api import SpeechRequest
 from engine.config import EngineConfig
-from engine.memory.block_pool import BlockPool
+from engine.memory.block_pool import BlockPool, SlotTable
 from engine.models.base import (
     AwaitText,
     ControlOutcome,
@@ -25,7 +25,6 @@ from engine.models.base import (
     TokenQueue,
     VoiceReference,
 )
-from engine.program.slots import SlotTable
 from engine.runtime.call_planner import NO_PREFERENCE
 from tests.fakes.checksum_model import CONTROL_CODE, ChecksumSequence, ChecksumTalker
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from engine.memory.block_pool import SlotTable
 from engine.models.base import DecodedAudio, VoiceReference
 from engine.program.isolate import isolate
-from engine.program.slots import SlotTable
 from engine.runtime.call_planner import GATHER_FRAMES, NO_PREFERENCE, plan_round
 from engine.runtime.codec_stage import NOT_FINITE
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.memory.block_pool import SlotTable
 from engine.models.base import DecodedAudio, VoiceReference
 from engine.models.cosyvoice3.flow import LOOK_BACK_TOKENS, Flow
 from engine.models.cosyvoice3.flow_memory import (
@@ -36,7 +37,6 @@ from engine.models.cosyvoice3.voice import FLOW_REST
 from engine.ops.flow import select_flow_ops
 from engine.program.buffers import DeviceEvent
 from engine.program.isolate import isolate
-from engine.program.slots import SlotTable
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}

@@ -84,7 +84,7 @@ class CosyVoice3:
         self.bistream = Bistream(config.talker, self.prompts)
         self.stops = StopRules(config.talker.speech_ids, self.settings.stop_mode)
         bins = config.flow.dit.mel_bins
-        self.voice_shelf = CosyVoiceCache(bins, tokenizer.encode_text, max_voices, trims_prompts)
+        self.voice_cache = CosyVoiceCache(bins, tokenizer.encode_text, max_voices, trims_prompts)
         self.device = talker.llm_decoder.weight.device
 
     @property
@@ -166,7 +166,7 @@ class CosyVoice3:
 
     def _voice(self, voice: str | ClonedVoice | None) -> VoicePrompt | None:
         if isinstance(voice, ClonedVoice):
-            return self.voice_shelf.get(voice)
+            return self.voice_cache.get(voice)
         if voice is None:
             return next(iter(self.named.values()), None)
         if voice.lower() not in self.named:

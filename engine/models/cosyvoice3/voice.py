@@ -6,9 +6,7 @@ fp32 frames out, on the CPU.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from torch import Tensor
 from engine.api import ClonedVoice, ReferenceAudio
 from engine.errors import CheckpointError, EngineError, InvalidRequest
 from engine.layers.mel_filters import mel_filters
+from engine.memory.lru_cache import VoiceCache
 from engine.models.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from engine.models.cosyvoice3.tokenizer import END_OF_PROMPT, CosyTokenizer
 from engine.weights.torch_pickle import check_size, read_object
@@ -150,26 +149,14 @@ def transcript_text(transcript: str) -> str:
     return transcript.split(END_OF_PROMPT)[-1].strip()
 
 
-class CosyVoiceCache:
-    """The most recently used voices. ``encode`` turns a transcript to ids."""
+class CosyVoiceCache(VoiceCache[VoicePrompt]):
+    """``encode`` turns a transcript to ids."""
 
     def __init__(self, mel_bins: int, encode: Callable[[str], list[int]], max_voices: int, trims: bool) -> None:
-        self._mel_bins, self._encode, self._max_voices, self._trims = mel_bins, encode, max_voices, trims
-        self._voices: OrderedDict[bytes, VoicePrompt] = OrderedDict()
+        super().__init__(max_voices)
+        self._mel_bins, self._encode, self._trims = mel_bins, encode, trims
 
-    def __len__(self) -> int:
-        return len(self._voices)
-
-    def get(self, voice: ClonedVoice) -> VoicePrompt:
-        key = voice_key(voice)
-        prompt = self._voices.get(key) or self._prepare(key, voice)
-        self._voices[key] = prompt
-        self._voices.move_to_end(key)
-        while len(self._voices) > self._max_voices:
-            self._voices.popitem(last=False)
-        return prompt
-
-    def _prepare(self, key: bytes, voice: ClonedVoice) -> VoicePrompt:
+    def prepare(self, key: bytes, voice: ClonedVoice) -> VoicePrompt:
         codes = np.frombuffer(voice.codes, np.int16)
         mel = np.frombuffer(voice.mel, np.float32).reshape(-1, self._mel_bins)
         transcript = transcript_text(voice.transcript) if len(codes) else ""
@@ -181,16 +168,6 @@ class CosyVoiceCache:
             self._encode(transcript) if transcript else [],
             self._trims,
         )
-
-
-def voice_key(voice: ClonedVoice) -> bytes:
-    """Names a voice by what it holds."""
-    digest = hashlib.blake2b(digest_size=16)
-    transcript = voice.transcript.encode("utf-8", "surrogatepass") if voice.codes else b""
-    for part in (voice.embedding, voice.codes, voice.mel, transcript):
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.digest()
 
 
 FILE = "spk2info.pt"

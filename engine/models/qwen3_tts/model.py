@@ -59,7 +59,7 @@ class Qwen3TTS:
         weight = talker.codec_head.weight
         self.device = weight.device
         books = config.talker.num_code_groups
-        self.voice_shelf = QwenVoiceCache(books, weight.dtype, weight.device, tokenizer.encode, max_voices)
+        self.voice_cache = QwenVoiceCache(books, weight.dtype, weight.device, tokenizer.encode, max_voices)
         vocab = torch.arange(config.talker.vocab_size, device=self.device)
         self.padding: list[PromptPosition] = []
         self.never = (vocab >= config.talker.num_codes) & (vocab != config.talker.control.eos)
@@ -105,7 +105,7 @@ class Qwen3TTS:
 
     def new_sequence(self, request: SpeechRequest, seed: int) -> QwenSequence:
         sampling, defaults = request.sampling, self.config.generation
-        voice = self.voice_shelf.get(request.voice) if isinstance(request.voice, ClonedVoice) else None
+        voice = self.voice_cache.get(request.voice) if isinstance(request.voice, ClonedVoice) else None
         layout = self._layout(request)
         prefix = self._prefix(request, voice, layout)
         given = sampling.repetition_penalty

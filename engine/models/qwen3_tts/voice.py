@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from engine.api import ClonedVoice, ReferenceAudio, TextLayout
 from engine.errors import InvalidRequest
+from engine.memory.lru_cache import VoiceCache
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
 
@@ -50,8 +49,8 @@ class PreparedVoice:
         return self.num_code_rows - (0 if layout is TextLayout.FULL else self.num_prefix_ids(layout))
 
 
-class QwenVoiceCache:
-    """The most recently used voices. ``encode`` turns a transcript to ids."""
+class QwenVoiceCache(VoiceCache[PreparedVoice]):
+    """``encode`` turns a transcript to ids."""
 
     def __init__(
         self,
@@ -61,23 +60,10 @@ class QwenVoiceCache:
         encode: Callable[[str], list[int]],
         max_voices: int,
     ) -> None:
-        self._num_codebooks, self._dtype, self._device = num_codebooks, dtype, device
-        self._encode, self._max_voices = encode, max_voices
-        self._voices: OrderedDict[bytes, PreparedVoice] = OrderedDict()
+        super().__init__(max_voices)
+        self._num_codebooks, self._dtype, self._device, self._encode = num_codebooks, dtype, device, encode
 
-    def __len__(self) -> int:
-        return len(self._voices)
-
-    def get(self, voice: ClonedVoice) -> PreparedVoice:
-        key = voice_key(voice)
-        prepared = self._voices.get(key) or self._prepare(key, voice)
-        self._voices[key] = prepared
-        self._voices.move_to_end(key)
-        while len(self._voices) > self._max_voices:
-            self._voices.popitem(last=False)
-        return prepared
-
-    def _prepare(self, key: bytes, voice: ClonedVoice) -> PreparedVoice:
+    def prepare(self, key: bytes, voice: ClonedVoice) -> PreparedVoice:
         """The vector takes the talker's type: wider rows would widen all that they are added to (spec 4.4)."""
         embedding = torch.from_numpy(np.frombuffer(voice.embedding, np.float32).copy())
         codes = np.frombuffer(voice.codes, np.int16).reshape(-1, self._num_codebooks)
@@ -88,16 +74,6 @@ class QwenVoiceCache:
             codes=codes.tolist(),
             transcript_ids=self._encode(transcript) if transcript else [],
         )
-
-
-def voice_key(voice: ClonedVoice) -> bytes:
-    """Names a voice by what it holds."""
-    digest = hashlib.blake2b(digest_size=16)
-    parts = (voice.embedding, voice.codes, voice.transcript.encode("utf-8", "surrogatepass") if voice.codes else b"")
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.digest()
 
 
 class QwenVoiceEncoder:

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.api import InvalidRequest, ReferenceAudio
 from engine.errors import CheckpointError, EngineError
 from engine.layers.mel_filters import mel_filters
+from engine.memory.lru_cache import voice_key
 from engine.models.base import TokenQueue
 from engine.models.cosyvoice3.load import load_encoder
 from engine.models.cosyvoice3.prompt import CosySequence, RasParams
@@ -34,7 +35,6 @@ from engine.models.cosyvoice3.voice import (
     resample,
     speaker_fbank,
     trimmed_tokens,
-    voice_key,
     whisper_mel,
 )
 from tests.engine.models.cosyvoice3.voices import cloned

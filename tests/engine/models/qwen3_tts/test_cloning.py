@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
+from engine.memory.lru_cache import voice_key
 from engine.models.base import AwaitText, TalkerInputs, TokenQueue
 from engine.models.qwen3_tts.load import load_model
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import PromptPosition, QwenSequence
-from engine.models.qwen3_tts.voice import QwenVoiceCache, voice_key
+from engine.models.qwen3_tts.voice import QwenVoiceCache
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 BOOKS, WIDTH = TINY["books"], TINY["talker"]["hidden"]
