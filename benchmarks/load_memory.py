@@ -22,11 +22,10 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig
-from engine.load import choose_device, choose_dtype
+from engine.load import choose_device, choose_dtype, load_family
 from engine.models.base import Family
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load import parts
-from engine.models.registry import load_family
 from tests.fakes import checkpoints
 
 LISTENING = ("speaker encoder", "codec encoder")

@@ -131,7 +131,7 @@ def inspect_checkpoint(model: Path) -> CheckpointReport:
 
     Raises ``CheckpointError``.
     """
-    from engine.models.registry import inspect_model
+    from engine.load import inspect_model
     from engine.weights.hub import resolve_folder
 
     return inspect_model(resolve_folder(model))

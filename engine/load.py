@@ -1,4 +1,4 @@
-"""A checkpoint folder on a device, as a maker of engines."""
+"""A checkpoint folder, by its family, on a device as a maker of engines; or checked without loading it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.api import ClonedVoice, EngineInfo, ReferenceAudio
+from engine.api import CheckpointReport, ClonedVoice, EngineInfo, ReferenceAudio
 from engine.config import MIN_REFERENCE_S, EngineConfig
-from engine.errors import InvalidRequest
+from engine.errors import CheckpointError, InvalidRequest
 from engine.memory.block_pool import PrefixCache
 from engine.memory.kv_cache import PagedKV
 from engine.models.base import AudioSpec, DecodeStage, Family, FrameContext, SpeechModel
-from engine.models.registry import load_family
+from engine.models.config_file import read_json
 from engine.program.capture import CAPTURE_LOCK, GraphSet
 from engine.program.decode_executor import create_decode_executor
 from engine.runtime.call_planner import DECODE_BATCHING_SLACK_S
@@ -30,6 +30,8 @@ from engine.weights.hub import resolve_folder
 
 # Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
 CPU_THREADS = 1
+# Its own ``config.json`` is empty.
+COSYVOICE3_FILE = "cosyvoice3.yaml"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -40,6 +42,46 @@ class LoadedCheckpoint(NamedTuple):
     make_engine: Callable[[], Engine]
     # Listens to a checked recording; takes its time, and may be called on any one thread at a time.
     encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
+
+
+def load_family(
+    folder: Path,
+    config: EngineConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    decode_device: torch.device | None = None,
+) -> Family:
+    """Load a folder by its family. Raises ``CheckpointError`` for an unknown one."""
+    family = _family(folder)
+    if family == "cosyvoice3":
+        from engine.models.cosyvoice3.load import load_family as load_cosyvoice3
+
+        return load_cosyvoice3(folder, config, device, dtype)
+    from engine.models.qwen3_tts.load import load_family as load_qwen3_tts
+
+    return load_qwen3_tts(folder, config, device, dtype, decode_device)
+
+
+def inspect_model(folder: Path) -> CheckpointReport:
+    """Inspect a folder: all of it is checked and nothing loaded. Raises ``CheckpointError``."""
+    family = _family(folder)
+    if family == "cosyvoice3":
+        from engine.models.cosyvoice3.load import inspect as inspect_cosyvoice3
+
+        return inspect_cosyvoice3(folder)
+    from engine.models.qwen3_tts.load import inspect as inspect_qwen3_tts
+
+    return inspect_qwen3_tts(folder)
+
+
+def _family(folder: Path) -> str:
+    if (folder / COSYVOICE3_FILE).exists():
+        return "cosyvoice3"
+    found = read_json(folder / "config.json").values.get("model_type")
+    if found != "qwen3_tts":
+        known = f"qwen3_tts, and cosyvoice3 by its {COSYVOICE3_FILE}"
+        raise CheckpointError(f"{folder / 'config.json'}: model_type is {found!r}; known: {known}")
+    return "qwen3_tts"
 
 
 def choose_device(name: str) -> torch.device:

@@ -26,8 +26,7 @@ from engine.child import EngineProcess
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.launch import create_engine
-from engine.load import load_engine
-from engine.models.registry import load_family
+from engine.load import load_engine, load_family
 from engine.runtime.engine import Engine
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.stream_recorder import listen

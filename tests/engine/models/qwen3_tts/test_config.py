@@ -14,8 +14,8 @@ import torch
 from engine.api import SAMPLING_RANGES
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
+from engine.load import inspect_model, load_family
 from engine.models.qwen3_tts.config import read_config
-from engine.models.registry import inspect_model, load_family
 
 Change = Callable[[dict[str, Any]], object]
 
