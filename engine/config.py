@@ -10,6 +10,7 @@ from engine.api import CHUNK_FRAMES
 from engine.errors import InvalidRequest
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.ops import KERNELS
+from engine.validation import check_minimums
 
 AT_LEAST_ONE = (
     "max_batch_size",
@@ -144,11 +145,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cosyvoice3: CosyVoice3Settings = CosyVoice3Settings()
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0)
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and not value >= low:  # False for NaN, too
-                raise InvalidRequest(f"{name} is {value}; it must be at least {low}", name)
+        check_minimums(self, dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0))
+        check_minimums(self, {"max_reference_s": MIN_REFERENCE_S})
         if self.process_nice > MAX_NICENESS:
             raise InvalidRequest(
                 f"process_nice is {self.process_nice}; it must be at most {MAX_NICENESS}", "process_nice"
@@ -164,10 +162,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if unknown:
             raise InvalidRequest(
                 f"disabled_kernels names {unknown[0]!r}; known: {', '.join(KERNELS)}", "disabled_kernels"
-            )
-        if not self.max_reference_s >= MIN_REFERENCE_S:
-            raise InvalidRequest(
-                f"max_reference_s is {self.max_reference_s}; it must be at least {MIN_REFERENCE_S}", "max_reference_s"
             )
         if self.fixed_batch_rows is not None and self.fixed_batch_rows < self.max_batch_size:
             raise InvalidRequest(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from engine.api import (
@@ -22,6 +24,14 @@ MAX_TRANSCRIPT_CHARS = 2_000
 MAX_SAMPLE_LEVEL = 2.0
 # -80 dBFS: below any speech.
 MIN_SAMPLE_LEVEL = 1e-4
+
+
+def check_minimums(settings: msgspec.Struct, minimums: Mapping[str, float], section: str = "") -> None:
+    """Check numbers that are set. Raises ``InvalidRequest`` naming the first one below its minimum."""
+    for name, minimum in minimums.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= minimum:  # False for NaN, too
+            raise InvalidRequest(f"{section}{name} is {value}; it must be at least {minimum}", name)
 
 
 def check_instruct(instruct: str, info: EngineInfo) -> None:
@@ -139,9 +149,9 @@ def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int)
         raise RequestTooLong(limit, "text")
     if request.text_closed and not request.text.strip():
         raise InvalidRequest("text is empty; it must hold something to speak", "text")
-    for name, low in (("max_frames", 1), ("lead_ms", 0), ("segment", 0)):
+    minimums = {"max_frames": 1, "lead_ms": 0, "segment": 0}
+    check_minimums(request, minimums)
+    for name in minimums:
         value = getattr(request, name)
-        if value is not None and value < low:
-            raise InvalidRequest(f"{name} is {value}; it must be at least {low}", name)
         if value is not None and value > MAX_COUNT:
             raise InvalidRequest(f"{name} is {value}; it must be at most {MAX_COUNT}", name)

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from engine.errors import InvalidRequest
+from engine.validation import check_minimums
 
 # Speech tokens for a text token: 40 s.
 MAX_RATIO = 1_000
@@ -34,19 +35,13 @@ class TalkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     parse_control_tags: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "max_text_tokens"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"cosyvoice3.talker.{name} is {getattr(self, name)}; at least 1", name)
+        minimums = {"max_tokens": 1, "max_text_tokens": 1, "max_consecutive_silent_tokens": 0}
+        check_minimums(self, minimums, "cosyvoice3.talker.")
         if not 0 <= self.min_tokens_per_text_token <= self.max_tokens_per_text_token <= MAX_RATIO:
             raise InvalidRequest(
                 f"cosyvoice3.talker.min_tokens_per_text_token is {self.min_tokens_per_text_token}; it must lie in "
                 f"0..max_tokens_per_text_token, {self.max_tokens_per_text_token}, and that in 0..{MAX_RATIO}",
                 "min_tokens_per_text_token",
-            )
-        if self.max_consecutive_silent_tokens is not None and self.max_consecutive_silent_tokens < 0:
-            raise InvalidRequest(
-                f"cosyvoice3.talker.max_consecutive_silent_tokens is {self.max_consecutive_silent_tokens}; at least 0",
-                "max_consecutive_silent_tokens",
             )
 
 
@@ -78,16 +73,9 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     triton_kernels: bool = True
 
     def __post_init__(self) -> None:
-        least = {
-            "reserved_blocks": 2,
-            "ode_steps_per_engine_step": 1,
-            "urgent_ode_steps_per_engine_step": 1,
-            "max_blocks_per_step": 1,
-        }
-        least |= {name: 1 for name in ("context_blocks", "memory_mb") if getattr(self, name) is not None}
-        for name, limit in least.items():
-            if getattr(self, name) < limit:
-                raise InvalidRequest(f"cosyvoice3.flow.{name} is {getattr(self, name)}; at least {limit}", name)
+        steps = ("ode_steps_per_engine_step", "urgent_ode_steps_per_engine_step", "max_blocks_per_step")
+        minimums = {"reserved_blocks": 2} | dict.fromkeys((*steps, "context_blocks", "memory_mb"), 1)
+        check_minimums(self, minimums, "cosyvoice3.flow.")
         if not self.chunk_blocks or not all(1 <= blocks <= MAX_HOP_BLOCKS for blocks in self.chunk_blocks):
             raise InvalidRequest(
                 f"cosyvoice3.flow.chunk_blocks is {self.chunk_blocks}; each in 1..{MAX_HOP_BLOCKS}", "chunk_blocks"
@@ -117,8 +105,7 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     num_threads: int = 2
 
     def __post_init__(self) -> None:
-        if self.num_threads < 1:
-            raise InvalidRequest(f"cosyvoice3.encoder.num_threads is {self.num_threads}; at least 1", "num_threads")
+        check_minimums(self, {"num_threads": 1}, "cosyvoice3.encoder.")
 
 
 class CosyVoice3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
