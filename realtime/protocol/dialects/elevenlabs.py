@@ -28,9 +28,8 @@ from realtime.protocol.dialects.elevenlabs_common import (
     error_fields,
     inactivity_s,
     parse_options,
-    reason,
 )
-from realtime.protocol.dialects.parsing import dump, is_true, parse_json, require_context_id, text_only
+from realtime.protocol.dialects.parsing import close_reason, dump, is_true, parse_json, require_context_id, text_only
 
 DEFAULT_CONTEXT = "default"
 DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
@@ -107,7 +106,7 @@ class ElevenLabsSocket(Dialect, Generic[S]):
         code = CLOSES.get(close, close) if close is not None else 1008
         yield model.SendMessage(dump(**error_fields(error, code)))
         if close is not None:
-            yield model.CloseConnection(code, reason(error.message))
+            yield model.CloseConnection(code, close_reason(error.message))
 
     @classmethod
     def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -237,7 +236,7 @@ class ElevenLabsSocket(Dialect, Generic[S]):
         del self._contexts[spoken.name]
         yield model.SendMessage(dump(**self._final(), **self._named_if_many(spoken)))
         if self.single:
-            yield model.CloseConnection() if error is None else model.CloseConnection(1008, reason(error.message))
+            yield model.CloseConnection() if error is None else model.CloseConnection(1008, close_reason(error.message))
 
     def _time_out(self) -> Iterator[model.DialectCommand]:
         """The last that is said."""

@@ -40,7 +40,6 @@ STATUSES = {
 CLOSES: dict[int, int] = dict.fromkeys(
     (CloseCode.INVALID_DATA, CloseCode.UNSUPPORTED_DATA, CloseCode.GOING_AWAY), CloseCode.POLICY_VIOLATION
 )
-MAX_REASON_BYTES = 120
 
 
 class ElevenLabsVoiceSettings(Struct):
@@ -91,11 +90,6 @@ def error_fields(error: ErrorInfo, close: int) -> dict[str, Any]:
 def error_answer(error: ErrorInfo) -> dict[str, Any]:
     """The body of an HTTP answer."""
     return {"detail": {"status": STATUSES.get(error.code, error.code), "message": error.message}}
-
-
-def reason(text: str) -> str:
-    """Return the reason, cut to what a close frame can hold."""
-    return text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
 def inactivity_s(query: Mapping[str, str], default: int, most: int) -> float:

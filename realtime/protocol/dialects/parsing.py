@@ -18,6 +18,8 @@ T = TypeVar("T")
 MAX_CONTEXT_ID_CHARS = 256
 SENTENCE_ENDS = ".!?…"
 CLOSERS = "\"'”’)]»"
+# Of the 123 that a close frame can hold.
+MAX_REASON_BYTES = 120
 
 
 def parse_json(message: Message, kind: type[T]) -> T:
@@ -53,6 +55,11 @@ def integer(query: Mapping[str, str], name: str) -> int | None:
 def dump(**fields: Any) -> str:
     """A JSON message."""
     return json.dumps(fields, separators=(",", ":"))
+
+
+def close_reason(text: str) -> str:
+    """Return the text, cut to what a close frame can hold."""
+    return text.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
 def is_true(text: str | None) -> bool:
