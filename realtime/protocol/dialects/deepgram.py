@@ -5,9 +5,10 @@ The socket sends audio as it is, in binary. How a query is read holds for ``/v2/
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -15,7 +16,7 @@ from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect, HttpDialect
-from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.dialects.parsing import close_reason, dump, parse_json, text_only
 
 ENCODINGS = {"linear16": "pcm_s16le", "mulaw": "mulaw", "alaw": "alaw"}
 # Taken when none is named.
@@ -32,7 +33,6 @@ FAMILIES = ("aura", "aura-2", "flux")
 MAX_SPEED = 10.0
 MODEL_UUID = "00000000-0000-0000-0000-000000000000"
 MODEL_VERSION = "voicewire"
-MAX_REASON_BYTES = 120
 CLOSES: dict[int, int] = {CloseCode.INVALID_DATA: 1008, CloseCode.UNSUPPORTED_DATA: 1008, CloseCode.GOING_AWAY: 1000}
 MEDIA_TYPES = {
     "pcm_s16le": "audio/l16",
@@ -107,32 +107,69 @@ def _speed(text: str | None) -> float:
     return speed
 
 
+@dataclass(slots=True, kw_only=True)
+class DeepgramTurn:
+    """A turn, from its first text to its flush."""
+
+    flushed: bool = False
+    # Dropped by the client.
+    cleared: bool = False
+
+
+T = TypeVar("T", bound=DeepgramTurn)
+
+
+class DeepgramSocket(Dialect, Generic[T]):
+    """Base of both sockets: each turn is a context, spoken one after the other."""
+
+    def __init__(self, handshake: model.ClientHandshake) -> None:
+        super().__init__(handshake)
+        self.options: model.SpeechOptions = parse_options(handshake.query, socket_format(handshake.query))
+        self._contexts: dict[str, T] = {}
+        self._num_turns = 0
+
+    def headers(self) -> dict[str, str]:
+        return {"dg-request-id": self.handshake.request_id}
+
+    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
+        yield self._error(error)
+        if close is not None:
+            yield model.CloseConnection(CLOSES.get(close, close), close_reason(error.message))
+
+    @classmethod
+    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
+        return refusal(error)
+
+    @property
+    def _open_turn(self) -> str | None:
+        """The turn that text goes to."""
+        context, turn = next(reversed(self._contexts.items()), (None, None))
+        return None if turn is None or turn.flushed or turn.cleared else context
+
+    def _begin_turn(self, turn: T) -> Generator[model.DialectCommand, None, str]:
+        context = str(self._num_turns)
+        self._num_turns += 1
+        self._contexts[context] = turn
+        yield model.OpenContext(context, self.options)
+        return context
+
+    @abstractmethod
+    def _error(self, error: ErrorInfo) -> model.SendMessage: ...
+
+    def _send(self, kind: str, **fields: Any) -> model.SendMessage:
+        return model.SendMessage(dump(type=kind, **fields))
+
+
 class DeepgramMessage(Struct):
     type: str
     text: str | None = None
 
 
-@dataclass(slots=True)
-class DeepgramTurn:
-    """A turn, from its first text to its flush."""
-
-    flushed: bool = False
-    cleared: bool = False
-
-
-class DeepgramDialect(Dialect):
-    """Deepgram's socket: each turn is a context, spoken one after the other."""
-
+class DeepgramDialect(DeepgramSocket[DeepgramTurn]):
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.options = parse_options(handshake.query, socket_format(handshake.query))
         self._model = handshake.query.get("model") or "default"
-        self._contexts: dict[str, DeepgramTurn] = {}
-        self._num_turns = 0
         self._num_answers = 0
-
-    def headers(self) -> dict[str, str]:
-        return {"dg-request-id": self.handshake.request_id}
 
     def start(self) -> Iterator[model.DialectCommand]:
         yield self._send(
@@ -169,30 +206,19 @@ class DeepgramDialect(Dialect):
             case model.AllContextsEnded():
                 yield model.CloseConnection()
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
-        yield self._error(error)
-        if close is not None:
-            yield model.CloseConnection(
-                CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
-            )
-
-    @classmethod
-    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
-        return refusal(error)
-
     def _append(self, text: str) -> Iterator[model.DialectCommand]:
         context = self._open_turn
         if context is None:
             if not text.strip():
                 return
-            context = yield from self._begin_turn()
+            context = yield from self._begin_turn(DeepgramTurn())
         yield model.AppendText(context, text)
 
     def _flush(self) -> Iterator[model.DialectCommand]:
         """Flush the turn; a flush without text is answered in order, too."""
         context = self._open_turn
         if context is None:
-            context = yield from self._begin_turn()
+            context = yield from self._begin_turn(DeepgramTurn())
         self._contexts[context].flushed = True
         yield model.EndContext(context)
 
@@ -207,20 +233,6 @@ class DeepgramDialect(Dialect):
         if context is not None:
             yield model.EndContext(context)
         yield model.FinishContexts()
-
-    @property
-    def _open_turn(self) -> str | None:
-        """The turn that text goes to."""
-        context, turn = next(reversed(self._contexts.items()), (None, None))
-        return None if turn is None or turn.flushed or turn.cleared else context
-
-    def _begin_turn(self) -> Generator[model.DialectCommand, None, str]:
-        context = str(self._num_turns)
-        self._num_turns += 1
-        self._contexts[context] = DeepgramTurn()
-        assert self.options is not None
-        yield model.OpenContext(context, self.options)
-        return context
 
     def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         turn = self._contexts.pop(event.context)
@@ -239,9 +251,6 @@ class DeepgramDialect(Dialect):
         fields = {"description": error.message, "code": error.code}
         return self._send("Error", **fields, err_msg=error.message, err_code=error.code)
 
-    def _send(self, kind: str, **fields: Any) -> model.SendMessage:
-        return model.SendMessage(dump(type=kind, **fields))
-
 
 class DeepgramBody(Struct):
     text: str
@@ -250,7 +259,7 @@ class DeepgramBody(Struct):
 class DeepgramHttp(HttpDialect):
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.options = parse_options(handshake.query, file_format(handshake.query))
+        self.options: model.SpeechOptions = parse_options(handshake.query, file_format(handshake.query))
         self.media_type = MEDIA_TYPES[self.options.format.encoding]
 
     def headers(self) -> dict[str, str]:
@@ -259,7 +268,6 @@ class DeepgramHttp(HttpDialect):
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
         body = parse_json(message, DeepgramBody)
-        assert self.options is not None
         yield from self.start_response(self.options, body.text)
 
     @classmethod

@@ -16,17 +16,8 @@ from msgspec import Struct
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.deepgram import (
-    CLOSES,
-    MAX_REASON_BYTES,
-    MODEL_UUID,
-    MODEL_VERSION,
-    parse_options,
-    refusal,
-    socket_format,
-)
-from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.dialects.deepgram import MODEL_UUID, MODEL_VERSION, DeepgramSocket, DeepgramTurn
+from realtime.protocol.dialects.parsing import parse_json, text_only
 
 ERROR_CODES = {"malformed_json": "MESSAGE-0000", "message_too_big": "BIG-0000", "invalid_request": "DATA-0000"}
 SPEEDS = (0.5, 1.5)
@@ -45,16 +36,14 @@ class FluxMessage(Struct):
     speed: float | None = None
 
 
-@dataclass(slots=True)
-class FluxTurn:
+@dataclass(slots=True, kw_only=True)
+class FluxTurn(DeepgramTurn):
     speech_id: str
     # Start in the audio played.
     start_ms: float = 0.0
     num_chars: int = 0
     audio_ms: float = 0.0
     started: bool = False
-    flushed: bool = False
-    dropped: bool = False
     # An interruption said how much was played.
     offset_ms: float | None = None
     interrupted: bool = False
@@ -70,27 +59,19 @@ class FluxTurn:
         }
 
 
-class DeepgramFluxDialect(Dialect):
-    """Deepgram Flux: each turn is a context, spoken one after the other."""
-
+class DeepgramFluxDialect(DeepgramSocket[FluxTurn]):
     reports_heard_text = True
 
     def __init__(self, handshake: model.ClientHandshake) -> None:
-        super().__init__(handshake)
         if not handshake.query.get("model"):
             raise RemoteProtocolError("invalid_request", "model is missing", "model")
-        self.options = parse_options(handshake.query, socket_format(handshake.query))
-        self._contexts: dict[str, FluxTurn] = {}
+        super().__init__(handshake)
         # The last that ended; the listener may still hear it.
         self._last: tuple[str, FluxTurn] | None = None
-        self._num_turns = 0
         self._num_chars = 0
         # Start of the next turn.
         self._played_ms = 0.0
         self._min_offset_ms = 0.0
-
-    def headers(self) -> dict[str, str]:
-        return {"dg-request-id": self.handshake.request_id}
 
     def start(self) -> Iterator[model.DialectCommand]:
         yield self._send(
@@ -136,33 +117,13 @@ class DeepgramFluxDialect(Dialect):
                 )
                 yield model.CloseConnection()
 
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
-        yield self._error(error)
-        if close is not None:
-            yield model.CloseConnection(
-                CLOSES.get(close, close), error.message.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
-            )
-
-    @classmethod
-    def reject_handshake(cls, error: ErrorInfo, status: int) -> tuple[dict[str, Any], dict[str, str]]:
-        return refusal(error)
-
-    @property
-    def _open_turn(self) -> str | None:
-        """The turn that text goes to."""
-        context, turn = next(reversed(self._contexts.items()), (None, None))
-        return None if turn is None or turn.flushed or turn.dropped else context
-
     def _append(self, text: str) -> Iterator[model.DialectCommand]:
         context = self._open_turn
         if context is None:
             if not text:
                 return
-            context = str(self._num_turns)
-            self._num_turns += 1
-            self._contexts[context] = FluxTurn(f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns:04x}")
-            assert self.options is not None
-            yield model.OpenContext(context, self.options)
+            speech_id = f"dg_sp_{self.handshake.request_id[:8]}{self._num_turns + 1:04x}"
+            context = yield from self._begin_turn(FluxTurn(speech_id=speech_id))
             yield from self._announce()
         if context in self._contexts:
             self._contexts[context].num_chars += len(text)
@@ -201,7 +162,6 @@ class DeepgramFluxDialect(Dialect):
             fields = {"code": "SPEED_OUT_OF_RANGE", "field": "speed", "value": speed, "description": description}
             yield self._send("ConfigureFailure", **fields)
             return
-        assert self.options is not None
         if speed is not None:
             self.options = replace(self.options, speed=speed)
         yield self._send("ConfigureSuccess", applied={"speed": self.options.speed})
@@ -228,7 +188,7 @@ class DeepgramFluxDialect(Dialect):
             (context, turn), *waiting = self._contexts.items()
             turn.interrupted, turn.offset_ms = True, offset_ms
             for _, later in waiting:
-                later.dropped = True
+                later.cleared = True
             for waits, _ in reversed(waiting):
                 yield model.CancelContext(waits)
             yield model.CancelContext(context, _since(turn, offset_ms))
@@ -239,8 +199,8 @@ class DeepgramFluxDialect(Dialect):
 
     def _end(self, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
         turn = self._contexts.pop(event.context)
-        if turn.dropped or not turn.started:
-            if event.error is not None and not turn.dropped:
+        if turn.cleared or not turn.started:
+            if event.error is not None and not turn.cleared:
                 yield self._error(event.error)
             return
         turn.audio_ms = event.audio_ms
@@ -282,9 +242,6 @@ class DeepgramFluxDialect(Dialect):
 
     def _error(self, error: ErrorInfo) -> model.SendMessage:
         return self._send("Error", code=ERROR_CODES.get(error.code, "NET-0000"), description=error.message)
-
-    def _send(self, kind: str, **fields: Any) -> model.SendMessage:
-        return model.SendMessage(dump(type=kind, **fields))
 
 
 def _since(turn: FluxTurn, offset_ms: float | None) -> float | None:
