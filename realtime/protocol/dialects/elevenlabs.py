@@ -265,7 +265,7 @@ class ElevenLabsTextContext(ElevenLabsContext):
 class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.options = parse_options(handshake.query, handshake.path.get("voice_id"))
+        self.options: model.SpeechOptions = parse_options(handshake.query, handshake.path.get("voice_id"))
         self.context_timeout_s = inactivity_s(handshake.query, DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S)
         # Clients send whole sentences, which need a space between them.
         self._spaces = is_true(handshake.query.get("auto_mode"))
@@ -276,7 +276,6 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
         return bool(parsed.text)
 
     def _open(self, name: str, parsed: ElevenLabsMessage) -> tuple[ElevenLabsTextContext, model.OpenContext]:
-        assert self.options is not None
         speed = parsed.voice_settings.speed if parsed.voice_settings else None
         options = self.options if speed is None else replace(self.options, speed=speed)
         return ElevenLabsTextContext(name=name), model.OpenContext(name, options)

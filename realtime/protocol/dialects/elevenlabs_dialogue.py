@@ -56,7 +56,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
 
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.options = parse_options(handshake.query, None)
+        self.options: model.SpeechOptions = parse_options(handshake.query, None)
         if self.options.format.encoding == "wav":
             raise RemoteProtocolError("unsupported_format", "a WAV file has an end, this socket none", "output_format")
         # The times of each message cover its audio only: clients add them up.
@@ -71,7 +71,6 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
         return bool(parsed.voices or parsed.inputs)
 
     def _open(self, name: str, parsed: ElevenLabsMessage) -> tuple[ElevenLabsDialogueContext, model.OpenContext]:
-        assert self.options is not None
         named = [*(line.voice_id for line in parsed.inputs or () if line.voice_id), *(parsed.voices or ())]
         speed = parsed.voice_settings.speed if parsed.voice_settings else None
         options = replace(self.options, voice=named[0] if named else None, speed=speed or self.options.speed)

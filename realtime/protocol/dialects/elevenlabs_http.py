@@ -47,7 +47,7 @@ class ElevenLabsStream(HttpDialect):
 
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.options = replace(
+        self.options: model.SpeechOptions = replace(
             parse_options(handshake.query, handshake.path.get("voice_id")), word_times=self.has_times
         )
         self.media_type = MEDIA_TYPES[self.options.format.encoding]
@@ -64,7 +64,6 @@ class ElevenLabsStream(HttpDialect):
         return error_answer(error), {}
 
     def _build_options(self, body: ElevenLabsBody) -> model.SpeechOptions:
-        assert self.options is not None
         given = {"language": body.language_code, "seed": body.seed}
         given["speed"] = body.voice_settings.speed if body.voice_settings else None  # type: ignore[assignment]
         return replace(self.options, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
@@ -87,7 +86,6 @@ class ElevenLabsDialogueStream(ElevenLabsStream):
     _num_left = 0
 
     def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        assert self.options is not None
         body = parse_json(message, ElevenLabsDialogueBody)
         parts = list(_by_voice(body.inputs))
         if not parts:

@@ -42,7 +42,7 @@ class KyutaiDialect(Dialect):
         self._is_pcm = FORMATS[kind] == "pcm_f32le"
         self._held = b""
         self._ended = False
-        self.options = model.SpeechOptions(
+        self.options: model.SpeechOptions = model.SpeechOptions(
             voice=handshake.query.get("voice"),
             format=model.RequestedFormat(FORMATS[kind], SAMPLE_RATE),
             seed=integer(handshake.query, "seed"),
@@ -50,7 +50,6 @@ class KyutaiDialect(Dialect):
         )
 
     def start(self) -> Iterator[model.DialectCommand]:
-        assert self.options is not None
         if self._packed:
             yield self._pack("Ready")
         yield model.OpenContext(CONTEXT, self.options)

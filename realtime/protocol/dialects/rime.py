@@ -63,7 +63,7 @@ class RimeWs3Dialect(Dialect):
             raise RemoteProtocolError("unsupported_format", f"audioFormat must be {', '.join(FORMATS)}", "audioFormat")
         encoding, rate = FORMATS[kind]
         self._absolute = "segment" in query
-        self.options = model.SpeechOptions(
+        self.options: model.SpeechOptions = model.SpeechOptions(
             voice=query.get("speaker"),
             language=query.get("lang", "")[:2] or None,
             format=model.RequestedFormat(encoding, integer(query, "samplingRate") or rate),
@@ -116,7 +116,6 @@ class RimeWs3Dialect(Dialect):
         if not lines:
             self._num_lines += 1
             self._contexts[name] = RimeGeneration(context_id)
-            assert self.options is not None
             yield model.OpenContext(name, self.options)
         yield model.AppendText(name, text)
 

@@ -30,7 +30,7 @@ class MqttSessionDialect(Dialect):
 
     def __init__(self, sid: str, options: model.SpeechOptions, can_resume: bool = False) -> None:
         super().__init__(model.ClientHandshake(path={}, query={}, headers={}, request_id=sid))
-        self.options = options
+        self.options: model.SpeechOptions = options
         self.can_resume = can_resume
         self._num_replies = 0
         # The reply that text goes to.
@@ -96,7 +96,6 @@ class MqttSessionDialect(Dialect):
         yield model.AppendText(self._writing, text)
 
     def _begin(self) -> Iterator[model.DialectCommand]:
-        assert self.options is not None
         self._writing = str(self._num_replies)
         self._contexts[self._writing] = ReplyCounters(self._num_replies)
         self._num_replies += 1
@@ -214,14 +213,13 @@ class MqttOneShotDialect(Dialect):
 
     def __init__(self, sid: str, options: model.SpeechOptions, text: str) -> None:
         super().__init__(model.ClientHandshake(path={}, query={}, headers={}, request_id=sid))
-        self.options = options
+        self.options: model.SpeechOptions = options
         self._text = text
         self._line = ReplyCounters(0)
         # The last message was sent.
         self._over = False
 
     def start(self) -> Iterator[model.DialectCommand]:
-        assert self.options is not None
         yield model.OpenContext("0", self.options)
         yield model.AppendText("0", self._text, last=True)
 
