@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from engine.api import EngineInfo
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
+from realtime.protocol.dialects.parsing import integer
 from realtime.speech_api.request import CODES, NAMES
 from realtime.transports.http_routes import server_of
 from sessions.voices.lookup import voices_for
@@ -64,14 +65,6 @@ def iso_codes(languages: Sequence[str]) -> tuple[str, ...]:
     """Languages of a checkpoint as ISO 639-1 codes; what has none is left out."""
     codes = (name if name in NAMES else CODES.get(name) for name in map(str.lower, languages))
     return tuple(code for code in codes if code is not None)
-
-
-def whole_number(query: QueryParams, name: str, default: int, low: int, high: int) -> int:
-    """Parse an integer of the query; raises ``RequestRefused``, which names parameter, range and value."""
-    given = query.get(name) or str(default)
-    if not (given.isascii() and given.isdecimal() and len(given) < 10 and low <= int(given) <= high):
-        raise _refused(name, f"a whole number from {low} to {high}", given)
-    return int(given)
 
 
 def one_of(query: QueryParams, name: str, known: Sequence[str]) -> str:
@@ -134,7 +127,7 @@ async def _voices(request: Request) -> list[ListedVoice]:
 
 def elevenlabs_page(voices: list[ListedVoice], query: QueryParams, model: str) -> dict[str, Any]:
     """Filters by what voices here do not have (gender, age, accent) are passed over. Raises ``RequestRefused``."""
-    size = whole_number(query, "page_size", DEFAULT_PAGE, 1, MAX_PAGE)
+    size = integer(query, "page_size", 1, MAX_PAGE) or DEFAULT_PAGE
     wanted, category, text = query.getlist("voice_ids"), query.get("category"), query.get("search") or ""
     found = [
         voice
@@ -181,7 +174,7 @@ def _category(voice: ListedVoice) -> str:
 
 def cartesia_page(voices: list[ListedVoice], query: QueryParams) -> dict[str, Any]:
     """Answer in the shape of ``Cartesia-Version`` 2025 and later. Raises ``RequestRefused``."""
-    limit, owner = whole_number(query, "limit", DEFAULT_PAGE, 1, MAX_PAGE), query.get("is_owner")
+    limit, owner = integer(query, "limit", 1, MAX_PAGE) or DEFAULT_PAGE, query.get("is_owner")
     text = query.get("q") or ""
     found = [
         voice for voice in voices if voice.contains(text) and owner in (None, "", "true" if voice.is_owner else "false")

@@ -17,7 +17,14 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError, http_status
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect, HttpDialect
-from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only, with_sentence_space
+from realtime.protocol.dialects.parsing import (
+    dump,
+    parse_json,
+    require_context_id,
+    text_only,
+    unsupported_format,
+    with_sentence_space,
+)
 
 ENCODINGS = {"pcm_s16le": "pcm_s16le", "pcm_f32le": "pcm_f32le", "pcm_mulaw": "mulaw", "pcm_alaw": "alaw"}
 DEFAULT_RATE = 44_100
@@ -78,12 +85,12 @@ def wire_format(request: OutputFormat, containers: tuple[str, ...]) -> model.Req
     """Parse an output format; raises ``RemoteProtocolError``."""
     container, sample_rate = request.container or "raw", request.sample_rate or DEFAULT_RATE
     if container not in containers:
-        raise _unsupported("container", containers, container)
+        raise unsupported_format("output_format.container", containers, container)
     if container == "mp3":
         return model.RequestedFormat("mp3", sample_rate, request.bit_rate)
     encoding = request.encoding or "pcm_s16le"
     if encoding not in ENCODINGS:
-        raise _unsupported("encoding", tuple(ENCODINGS), encoding)
+        raise unsupported_format("output_format.encoding", ENCODINGS, encoding)
     return model.RequestedFormat("wav" if container == "wav" else ENCODINGS[encoding], sample_rate)
 
 
@@ -105,11 +112,6 @@ def word_timestamps(words: Any, normalized: bool) -> dict[str, Any]:
         "start": [round(word.start_ms / 1000, 3) for word in words],
         "end": [round(word.end_ms / 1000, 3) for word in words],
     }
-
-
-def _unsupported(name: str, known: tuple[str, ...], found: str) -> RemoteProtocolError:
-    message = f"output_format.{name} must be one of {', '.join(known)}, is {found[:40]!r}"
-    return RemoteProtocolError("unsupported_format", message, f"output_format.{name}")
 
 
 @dataclass(slots=True)

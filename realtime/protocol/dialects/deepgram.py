@@ -16,7 +16,7 @@ from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect, HttpDialect
-from realtime.protocol.dialects.parsing import close_reason, dump, parse_json, text_only
+from realtime.protocol.dialects.parsing import close_reason, dump, integer, parse_json, text_only, unsupported_format
 
 ENCODINGS = {"linear16": "pcm_s16le", "mulaw": "mulaw", "alaw": "alaw"}
 # Taken when none is named.
@@ -31,6 +31,7 @@ RATES = {
 }
 FAMILIES = ("aura", "aura-2", "flux")
 MAX_SPEED = 10.0
+MAX_NUMBER = 999_999_999
 MODEL_UUID = "00000000-0000-0000-0000-000000000000"
 MODEL_VERSION = "voicewire"
 CLOSES: dict[int, int] = {CloseCode.INVALID_DATA: 1008, CloseCode.UNSUPPORTED_DATA: 1008, CloseCode.GOING_AWAY: 1000}
@@ -67,27 +68,12 @@ def socket_format(query: Mapping[str, str]) -> model.RequestedFormat:
     """Parse the format of a socket's query; raises ``RemoteProtocolError``."""
     encoding = query.get("encoding") or "linear16"
     if encoding not in ENCODINGS:
-        raise unsupported("encoding", tuple(ENCODINGS), encoding)
+        raise unsupported_format("encoding", ENCODINGS, encoding)
     return model.RequestedFormat(ENCODINGS[encoding], sample_rate(query, encoding))
 
 
 def sample_rate(query: Mapping[str, str], encoding: str) -> int:
-    return number(query, "sample_rate") or RATES[encoding]
-
-
-def number(query: Mapping[str, str], name: str) -> int | None:
-    """Parse a number of the query; raises ``RemoteProtocolError``."""
-    text = query.get(name)
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise RemoteProtocolError("invalid_request", f"{name} must be a whole number, is {text[:20]!r}", name)
-    return int(text)
-
-
-def unsupported(name: str, known: tuple[str, ...], found: str) -> RemoteProtocolError:
-    message = f"{name} must be one of {', '.join(known)}, is {found[:40]!r}"
-    return RemoteProtocolError("unsupported_format", message, name)
+    return integer(query, "sample_rate", 0, MAX_NUMBER) or RATES[encoding]
 
 
 def refusal(error: ErrorInfo) -> tuple[dict[str, Any], dict[str, str]]:
@@ -282,10 +268,10 @@ def file_format(query: Mapping[str, str]) -> model.RequestedFormat:
     """
     encoding, container = query.get("encoding") or "mp3", query.get("container")
     if container and container not in CONTAINERS:
-        raise unsupported("container", CONTAINERS, container)
+        raise unsupported_format("container", CONTAINERS, container)
     rate = sample_rate(query, encoding if encoding in (*FILE_ENCODINGS, "linear16") else "linear16")
     if encoding == "linear16":
         return model.RequestedFormat("pcm_s16le" if container == "none" else "wav", rate)
     if encoding not in FILE_ENCODINGS:
-        raise unsupported("encoding", ("linear16", *FILE_ENCODINGS), encoding)
-    return model.RequestedFormat(FILE_ENCODINGS[encoding], rate, number(query, "bit_rate"))
+        raise unsupported_format("encoding", ("linear16", *FILE_ENCODINGS), encoding)
+    return model.RequestedFormat(FILE_ENCODINGS[encoding], rate, integer(query, "bit_rate", 0, MAX_NUMBER))

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 from engine.api import ErrorInfo
-from realtime.errors import CloseCode, RemoteProtocolError
+from realtime.errors import CloseCode
+from realtime.protocol.dialects.parsing import integer, unsupported_format
 from realtime.protocol.model import RequestedFormat, SpeechOptions, TimedWord
 
 ENCODINGS = {
@@ -66,8 +67,7 @@ def wire_format(name: str) -> RequestedFormat:
     """``mp3_22050_32`` and the like. Raises ``RemoteProtocolError``."""
     found = OUTPUT_FORMAT.fullmatch(name)
     if found is None or found[1] not in ENCODINGS:
-        known = ", ".join(f"{codec}_RATE" for codec in ENCODINGS)
-        raise RemoteProtocolError("unsupported_format", f"output_format must be one of {known}", "output_format")
+        raise unsupported_format("output_format", (f"{codec}_RATE" for codec in ENCODINGS), name)
     return RequestedFormat(ENCODINGS[found[1]], int(found[2]), int(found[3]) * 1000 if found[3] else None)
 
 
@@ -77,7 +77,7 @@ def parse_options(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
         voice=voice,
         language=query.get("language_code"),
         format=wire_format(query.get("output_format") or DEFAULT_FORMAT),
-        seed=_number(query, "seed", 0, MAX_SEED),
+        seed=integer(query, "seed", 0, MAX_SEED),
         word_times=True,
     )
 
@@ -94,16 +94,7 @@ def error_answer(error: ErrorInfo) -> dict[str, Any]:
 
 def inactivity_s(query: Mapping[str, str], default: int, most: int) -> float:
     """Parse the inactivity timeout; raises ``RemoteProtocolError``."""
-    return float(min(_number(query, "inactivity_timeout", 1, 86_400) or default, most))
-
-
-def _number(query: Mapping[str, str], name: str, low: int, high: int) -> int | None:
-    text = query.get(name)
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 12 and low <= int(text) <= high):
-        raise RemoteProtocolError("invalid_request", f"{name} must be {low} to {high}, is {text[:20]!r}", name)
-    return int(text)
+    return float(min(integer(query, "inactivity_timeout", 1, 86_400) or default, most))
 
 
 class TimedChar(NamedTuple):

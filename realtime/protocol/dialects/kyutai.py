@@ -14,7 +14,7 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect, HttpDialect
-from realtime.protocol.dialects.parsing import integer, parse_json
+from realtime.protocol.dialects.parsing import integer, parse_json, unsupported_format
 
 SAMPLE_RATE = 24_000
 # PCM leaves in steps of 80 ms.
@@ -37,7 +37,7 @@ class KyutaiDialect(Dialect):
         super().__init__(handshake)
         kind = handshake.query.get("format", "OggOpus")
         if kind not in FORMATS:
-            raise RemoteProtocolError("unsupported_format", f"format must be {', '.join(FORMATS)}", "format")
+            raise unsupported_format("format", FORMATS, kind)
         self._packed = kind.endswith("MessagePack")
         self._is_pcm = FORMATS[kind] == "pcm_f32le"
         self._held = b""

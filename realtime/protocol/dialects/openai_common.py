@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, field
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
+from realtime.protocol.dialects.parsing import unsupported_format
 from realtime.protocol.model import ClientHandshake, RequestedFormat, SpeechOptions
 
 FORMATS = {
@@ -118,8 +119,7 @@ def parse_options(session: dict[str, Any], request: OpenAIResponseParams | None)
 def _format(given: Any) -> RequestedFormat:
     kind = given.get("type", "audio/pcm") if isinstance(given, dict) else "audio/pcm"
     if not isinstance(kind, str) or kind not in FORMATS:
-        message = f"type must be one of {', '.join(FORMATS)}, is {str(kind)[:40]!r}"
-        raise RemoteProtocolError("unsupported_format", message, "audio.output.format.type")
+        raise unsupported_format("audio.output.format.type", FORMATS, str(kind))
     return FORMATS[kind]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ SENTENCE_ENDS = ".!?…"
 CLOSERS = "\"'”’)]»"
 # Of the 123 that a close frame can hold.
 MAX_REASON_BYTES = 120
+MAX_INTEGER = 10**18
 
 
 def parse_json(message: Message, kind: type[T]) -> T:
@@ -42,14 +43,20 @@ def require_context_id(context: str) -> str:
     return context
 
 
-def integer(query: Mapping[str, str], name: str) -> int | None:
-    """A whole number in a query. Raises ``RemoteProtocolError``."""
-    value = query.get(name)
-    if not value:
+def integer(query: Mapping[str, str], name: str, low: int = -MAX_INTEGER, high: int = MAX_INTEGER) -> int | None:
+    """Parse a whole number of a query; raises ``RemoteProtocolError``, which names parameter, range and value."""
+    text = query.get(name)
+    if not text:
         return None
-    if not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
-        raise RemoteProtocolError("invalid_request", f"{name} must be a whole number, is {value[:40]!r}", name)
-    return int(value)
+    if not (re.fullmatch(r"-?\d{1,18}", text, re.ASCII) and low <= int(text) <= high):
+        found = f"{name} must be a whole number from {low} to {high}, is {text[:40]!r}"
+        raise RemoteProtocolError("invalid_request", found, name)
+    return int(text)
+
+
+def unsupported_format(name: str, known: Iterable[str], found: str) -> RemoteProtocolError:
+    message = f"{name} must be one of {', '.join(known)}, is {found[:40]!r}"
+    return RemoteProtocolError("unsupported_format", message, name)
 
 
 def dump(**fields: Any) -> str:

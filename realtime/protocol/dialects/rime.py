@@ -15,10 +15,16 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from engine.api import ErrorInfo
-from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.parsing import dump, integer, parse_json, require_context_id, text_only
+from realtime.protocol.dialects.parsing import (
+    dump,
+    integer,
+    parse_json,
+    require_context_id,
+    text_only,
+    unsupported_format,
+)
 
 DEFAULT_RATE = 24_000
 FORMATS = {
@@ -60,7 +66,7 @@ class RimeWs3Dialect(Dialect):
         query = handshake.query
         kind = query.get("audioFormat", "pcm").lower()
         if kind not in FORMATS:
-            raise RemoteProtocolError("unsupported_format", f"audioFormat must be {', '.join(FORMATS)}", "audioFormat")
+            raise unsupported_format("audioFormat", FORMATS, kind)
         encoding, rate = FORMATS[kind]
         self._absolute = "segment" in query
         self.options: model.SpeechOptions = model.SpeechOptions(

@@ -13,7 +13,7 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.parsing import require_context_id, text_only
+from realtime.protocol.dialects.parsing import require_context_id, text_only, unsupported_format
 from realtime.protocol.dialects.protobuf import ProtobufField, Schema, decode, encode
 from realtime.protocol.model import Message
 
@@ -326,8 +326,7 @@ def _build_options(start: dict[str, Any]) -> model.SpeechOptions:
     audio = start.get("audio_parameters", {})
     mime = audio.get("audio_format", "audio/pcm").partition(";")[0].strip().lower()
     if mime not in FORMATS:
-        message = f"audio_format must be one of {', '.join(FORMATS)}, is {mime[:40]!r}"
-        raise RemoteProtocolError("unsupported_format", message, "audio_format")
+        raise unsupported_format("audio_format", FORMATS, mime)
     encoding = FORMATS[mime]
     natural = 8_000 if encoding in ("mulaw", "alaw") else DEFAULT_RATE
     return model.SpeechOptions(
