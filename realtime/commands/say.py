@@ -7,29 +7,25 @@ import asyncio
 import math
 import os
 import secrets
-import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from engine.api import SamplingParams, SpeechEngine
-from realtime.commands.streams import FORMATS, PLAYERS, Output, arriving_text, find_player, open_output, output_path
+from realtime.commands.speaking import PLAYER_LEAD_MS, Done, SpeechSource, speak
+from realtime.commands.streams import FORMATS, PLAYERS, find_player, output_path
 from realtime.config import ConfigError, load_config
 from realtime.engine_factory import add_model_argument, running_engine
-from realtime.protocol.events import ResponseDone as WireResponseDone
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
-from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
+from sessions.events import ResponseAudio, ResponseFinished
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice_file import voices_folder
 
-EXIT_STATUS = {ResponseStatus.COMPLETED: 0, ResponseStatus.FAILED: 1, ResponseStatus.CANCELLED: 130}
 WRONG_SETTINGS = 2
 MAX_SEED = 2**31 - 1
-PLAYER_LEAD_MS = 2_000
 # One user types here, and a large model on a CPU is slow.
 LIMITS = SessionLimits(max_response_chars=10_000_000, text_timeout_s=math.inf, engine_timeout_s=120.0)
 PROGRESS_INTERVAL_S = 1.0
@@ -74,16 +70,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def say(args: argparse.Namespace) -> int:
-    arriving, voices = args.text == "-", stored_voices()
+    voices = stored_voices()
     async with running_engine(args.model) as engine:
         sample_rate = engine.info.sample_rate
         async with single_session(engine, settings(args, sample_rate), voices) as session:
-            output = await open_output(args.output, sample_rate)
-            progress = SpeechProgress(sample_rate, args.seed)
-            response = session.create_response(text="" if arriving else args.text, text_closed=not arriving)
-            async with feed_stdin(response, sys.stdin.fileno()) if arriving else nullcontext():
-                done = await speak(response, output, progress)
-    return 1 if done.nothing_spoken else EXIT_STATUS[done.status]
+            return await speak(LocalSpeech(session), args, sample_rate)
 
 
 def stored_voices() -> VoiceStore:
@@ -114,85 +105,30 @@ def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
     )
 
 
-@asynccontextmanager
-async def feed_stdin(response: Response, descriptor: int) -> AsyncIterator[None]:
-    """While this lasts, what arrives on the descriptor becomes the response's text."""
-    typing = asyncio.create_task(pump_text(response, descriptor))
-    try:
-        yield
-    finally:
-        typing.cancel()
-        with suppress(asyncio.CancelledError):
-            await typing
+class LocalSpeech(SpeechSource):
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        # Set by ``begin``.
+        self._response: Response
 
+    async def begin(self, text: str, closed: bool) -> None:
+        self._response = self._session.create_response(text=text, text_closed=closed)
 
-async def pump_text(response: Response, descriptor: int) -> None:
-    async for piece in arriving_text(descriptor):
-        if response.is_done:
-            return
-        response.push_text(piece)
-    response.end_input()
+    async def push_text(self, text: str) -> None:
+        if not self._response.is_done:
+            self._response.push_text(text)
 
+    async def end(self) -> None:
+        if not self._response.is_done:
+            self._response.end_input()
 
-async def speak(response: Response, output: Output, progress: SpeechProgress) -> ResponseFinished:
-    """Hand the audio over until the response ends, by itself or by Ctrl-C."""
-    try:
-        with cancel_on_sigint(response):
-            done = await write_audio(response, output, progress)
-        progress.print_summary(done)
-        if done.status is ResponseStatus.COMPLETED:
-            await output.finish()
-    finally:
-        await output.abort()
-    return done
+    async def cancel(self) -> None:
+        self._response.cancel()
 
-
-async def write_audio(response: Response, output: Output, progress: SpeechProgress) -> ResponseFinished:
-    async for event in response:
-        match event:
-            case ResponseAudio():
-                await output.write(b"".join(event.packets))
-                progress.add(event.num_samples)
-            case ResponseFinished():
-                return event
-    raise AssertionError("the last event of a response is ResponseDone")
-
-
-@contextmanager
-def cancel_on_sigint(response: Response) -> Iterator[None]:
-    """Cancel only the response on Ctrl-C, so that its end is printed and the output stays whole."""
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
-    loop.add_signal_handler(signal.SIGINT, response.cancel)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
-
-
-class SpeechProgress:
-    """Progress of the speech: one line on standard error, rewritten as it grows where that is a terminal."""
-
-    def __init__(self, sample_rate: int, seed: int) -> None:
-        self._sample_rate = sample_rate
-        self._seed = seed
-        self._start_s = time.monotonic()
-        self._spoken_s = 0.0
-        self._live = sys.stderr.isatty()
-
-    def add(self, num_samples: int) -> None:
-        self._spoken_s += num_samples / self._sample_rate
-        if self._live:
-            print(f"\r{self._spoken_s:.1f} s spoken ", end="", file=sys.stderr, flush=True)
-
-    def print_summary(self, done: ResponseFinished | WireResponseDone) -> None:
-        elapsed_s = time.monotonic() - self._start_s
-        parts = [f"{done.status}: {self._spoken_s:.2f} s spoken in {elapsed_s:.2f} s"]
-        if done.error is not None:
-            parts.append(done.error.message)
-        if done.nothing_spoken:
-            parts.append("the text holds nothing that can be spoken")
-        if done.first_audio_ms is not None and self._spoken_s:
-            parts.append(f"first audio after {done.first_audio_ms:.0f} ms")
-            parts.append(f"real-time factor {elapsed_s / self._spoken_s:.2f}")
-        print("\r" * self._live + ", ".join([*parts, f"seed {self._seed}"]), file=sys.stderr)
+    async def __aiter__(self) -> AsyncIterator[bytes | Done]:
+        async for event in self._response:
+            match event:
+                case ResponseAudio():
+                    yield b"".join(event.packets)
+                case ResponseFinished():
+                    yield event
