@@ -155,6 +155,12 @@ class Authenticator:
             return LOCAL if name is None else None
         return next((caller for _, caller in self._keys if name in (None, caller.name)), None)
 
+    def resolve_owner(self, setting: str, name: str | None) -> Principal:
+        """Whose work it is that shows no key: the value of this setting. Raises ``ConfigError``."""
+        if (owner := self.principal_by_name(name)) is None:
+            raise ConfigError(f"{setting} = {name!r}: no API key has this name")
+        return owner
+
     def issue_token(
         self, caller: Principal, ttl_s: int, scopes: Iterable[TokenScope] = (TokenScope.SPEECH,)
     ) -> tuple[str, int]:

@@ -18,7 +18,6 @@ from realtime.mqtt.publishers import offline
 from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
-from realtime.transports.tcp_server import resolve_owner
 
 DISCONNECTED_CODE = "broker_lost"
 SESSION_END_EXPIRY_S = 60
@@ -39,7 +38,7 @@ class MqttBridge:
         self._lost_event_topics: list[str] = []
         if settings.url is None:
             return
-        self._owner = resolve_owner(server, "mqtt.default_key_name", settings.default_key_name)
+        self._owner = server.gatekeeper.resolve_owner("mqtt.default_key_name", settings.default_key_name)
         self._broker = BrokerConnector(
             settings,
             f"voicewire-{self.worker}",

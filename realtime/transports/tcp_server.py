@@ -11,8 +11,6 @@ from typing import Self
 
 from msgspec import structs
 
-from realtime.auth import LOCAL, Principal
-from realtime.config import ConfigError
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
 from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
@@ -131,11 +129,3 @@ async def close_writer(server: SpeechServer, writer: asyncio.StreamWriter) -> No
             await writer.wait_closed()
     except (TimeoutError, OSError):
         writer.transport.abort()
-
-
-def resolve_owner(server: SpeechServer, setting: str, name: str | None) -> Principal:
-    """Whose work it is that shows no key. Raises ``ConfigError``."""
-    owner = server.gatekeeper.principal_by_name(name) if server.gatekeeper.has_keys or name is not None else LOCAL
-    if owner is None:
-        raise ConfigError(f"{setting} = {name!r}: no API key has this name")
-    return owner

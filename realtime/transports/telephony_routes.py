@@ -116,12 +116,7 @@ def check_public_url(url: str | None) -> None:
 
 def default_call_owner(server: SpeechServer) -> Principal:
     """Whose the lines are that show no key. Raises ``ConfigError``."""
-    owner = server.gatekeeper.principal_by_name(server.config.calls.default_key_name)
-    if owner is None:
-        raise ConfigError(
-            f"calls.default_key_name = {server.config.calls.default_key_name!r}: no API key has this name"
-        )
-    return owner
+    return server.gatekeeper.resolve_owner("calls.default_key_name", server.config.calls.default_key_name)
 
 
 def telephony_routes(server: SpeechServer, switchboard: CallRegistry) -> list[BaseRoute]:

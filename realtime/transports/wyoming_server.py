@@ -17,12 +17,7 @@ from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
 from realtime.server import SpeechServer
 from realtime.speech_api.request import CODES
-from realtime.transports.tcp_server import (
-    close_writer,
-    create_stream_transport,
-    resolve_owner,
-    run_server,
-)
+from realtime.transports.tcp_server import close_writer, create_stream_transport, run_server
 from realtime.version import VERSION
 from sessions.voices.lookup import voices_for
 
@@ -41,7 +36,7 @@ class WyomingServer:
         self.port: int | None = None
         self._address = gateway_address(server.config, "wyoming.address", self._settings.address)
         if self._address is not None:
-            self._owner = resolve_owner(server, "wyoming.default_key_name", self._settings.default_key_name)
+            self._owner = server.gatekeeper.resolve_owner("wyoming.default_key_name", self._settings.default_key_name)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
