@@ -29,7 +29,7 @@ from realtime.protocol.native import parse_flag
 from realtime.resumption import ResumableState, resume_refused
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import read_body, refusal_response
-from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
+from realtime.transports.transport import WebSocketTransport, write_timeout_s
 
 log = logging.getLogger("voicewire.calls")
 
@@ -49,11 +49,10 @@ class AgentEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
         try:
             caller = self._server.gatekeeper.require_api_key(websocket)
             self._server.check_connection_limits(caller)
-            link = WebSocketTransport(scope, receive, send, timeout_s)
+            link = WebSocketTransport(scope, receive, send, write_timeout_s(self._server.config.limits))
             connection = AgentConnection(self._server, self._switchboard, caller, link)
             connection.open(websocket.path_params.get("call_id"), websocket.query_params)
         except SpeechError as error:

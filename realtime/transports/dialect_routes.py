@@ -19,7 +19,7 @@ from realtime.protocol import model
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import read_body
-from realtime.transports.transport import WRITE_GRACE_S, HttpTransport, WebSocketTransport
+from realtime.transports.transport import HttpTransport, WebSocketTransport, write_timeout_s
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.dialects")
@@ -68,10 +68,9 @@ class DialectEndpoint:
         return caller
 
     async def _serve_socket(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
-        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
         headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in connection.headers().items()]
         await WebSocket(scope, receive, send).accept(subprotocol=connection.subprotocol, headers=headers)
-        await connection.run(WebSocketTransport(scope, receive, send, timeout_s))
+        await connection.run(WebSocketTransport(scope, receive, send, write_timeout_s(self._server.config.limits)))
 
     async def _serve_http(self, connection: DialectConnection, scope: Scope, receive: Receive, send: Send) -> None:
         link = HttpTransport(scope, receive, send)

@@ -27,7 +27,7 @@ from realtime.config import ConfigError, LimitSettings, ListenSettings
 from realtime.h11_limits import ChunkLimitedConnection
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
-from realtime.transports.transport import EXTENSION, WRITE_GRACE_S, SocketControls
+from realtime.transports.transport import EXTENSION, SocketControls, write_timeout_s
 from realtime.transports.websocket_frames import FIN, OPCODE, WHOLE, FrameSplitter, payload
 from sessions.weak import weak_method
 
@@ -58,7 +58,7 @@ class UvicornConfig(uvicorn.Config):
 
     def __init__(self, app: Any, listen: ListenSettings, limits: LimitSettings) -> None:
         self.listen = listen
-        self.write_timeout_s = limits.reader_timeout_s + WRITE_GRACE_S
+        self.write_timeout_s = write_timeout_s(limits)
         self.max_http_connections = limits.max_http_connections
         # Open ones that are no WebSocket, or not yet.
         self.http_connections: set[asyncio.Protocol] = set()

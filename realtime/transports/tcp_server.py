@@ -14,7 +14,7 @@ from msgspec import structs
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
 from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
-from realtime.transports.transport import WRITE_GRACE_S, MessageTransport
+from realtime.transports.transport import MessageTransport, write_timeout_s
 
 log = logging.getLogger("voicewire.port")
 
@@ -37,7 +37,7 @@ class TcpTransport(MessageTransport):
     def from_server(cls, server: SpeechServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Self:
         writer.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         config = server.config
-        return cls(reader, writer, config.limits.reader_timeout_s + WRITE_GRACE_S, config.listen.close_timeout_s)
+        return cls(reader, writer, write_timeout_s(config.limits), config.listen.close_timeout_s)
 
     async def write(self, message: str | bytes) -> None:
         self._writer.write(message if isinstance(message, bytes) else message.encode())

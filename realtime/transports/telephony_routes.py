@@ -28,7 +28,7 @@ from realtime.protocol.telephony.twilio import TwilioDialect, is_signed
 from realtime.protocol.telephony.vonage import VonageDialect
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
-from realtime.transports.transport import WRITE_GRACE_S, WebSocketTransport
+from realtime.transports.transport import WebSocketTransport, write_timeout_s
 
 log = logging.getLogger("voicewire.calls")
 
@@ -62,11 +62,10 @@ class TelephonyEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
         dialect = self._phone.dialect(f"line-{secrets.token_hex(8)}")
-        timeout_s = self._server.config.limits.reader_timeout_s + WRITE_GRACE_S
         try:
             caller = self._admit(websocket)
             self._server.check_connection_limits(caller)
-            link = WebSocketTransport(scope, receive, send, timeout_s)
+            link = WebSocketTransport(scope, receive, send, write_timeout_s(self._server.config.limits))
             connection = CallConnection(self._server, self._switchboard, dialect, caller, link)
         except SpeechError as error:
             self._server.metrics.refused(error.code)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from realtime.config import LimitSettings
 from realtime.errors import RemoteProtocolError, RequestRefused
 
 Result = TypeVar("Result")
@@ -89,6 +90,11 @@ class MessageTransport(ABC):
             await self.write(message)
 
 
+def write_timeout_s(limits: LimitSettings) -> float:
+    """Return the time after which a line that takes nothing is cut: not before its response has failed."""
+    return limits.reader_timeout_s + WRITE_GRACE_S
+
+
 class SocketControls(TypedDict):
     """Socket details of the listener beyond ASGI."""
 
@@ -101,10 +107,10 @@ class SocketControls(TypedDict):
 class WebSocketTransport(MessageTransport):
     """A WebSocket that was accepted."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, write_timeout_s: float) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, timeout_s: float) -> None:
         self._receive = receive
         self._send = send
-        self._write_timeout_s = write_timeout_s
+        self._write_timeout_s = timeout_s
         self._line: SocketControls | None = scope.get("extensions", {}).get(EXTENSION)
         self._closed = False
 

@@ -20,7 +20,7 @@ from realtime.errors import RequestRefused
 from realtime.protocol.telephony.xiaozhi import VERSIONS, XiaozhiDialect
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
-from realtime.transports.transport import WRITE_GRACE_S, MessageTransport, WebSocketTransport
+from realtime.transports.transport import MessageTransport, WebSocketTransport, write_timeout_s
 from realtime.xiaozhi.device_transport import XiaozhiTransport
 from sessions.encoders import EncoderPool
 
@@ -77,7 +77,7 @@ class XiaozhiEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         websocket = WebSocket(scope, receive, send)
-        link = WebSocketTransport(scope, receive, send, self._server.config.limits.reader_timeout_s + WRITE_GRACE_S)
+        link = WebSocketTransport(scope, receive, send, write_timeout_s(self._server.config.limits))
         try:
             caller = self._server.gatekeeper.authenticate(websocket, TokenScope.CALLS)
             version = version_of(websocket.headers.get("protocol-version", "1"))

@@ -81,7 +81,7 @@ async def test_http_connection_limit_excludes_open_websockets() -> None:
 
 
 async def test_a_client_that_reads_nothing_of_its_speech_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realtime.transports.listener.WRITE_GRACE_S", 0.2)
+    monkeypatch.setattr("realtime.transports.transport.WRITE_GRACE_S", 0.2)
     small = {"limits__reader_timeout_s": 0.2, "listen__send_buffer_bytes": 4_096, "listen__write_buffer_bytes": 1_024}
     async with live_server(**small) as live:
         with socket.socket() as stalled:

@@ -30,7 +30,7 @@ from wyoming.tts import (
 from realtime.app import create_app
 from realtime.config import ConfigError, load_config
 from realtime.protocol.mqtt import messages
-from realtime.transports import tcp_server
+from realtime.transports import transport
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, until
 from tests.realtime.mqtt.mqtt_client import bridged, running
@@ -131,7 +131,7 @@ async def test_limits_and_silence() -> None:
 
 
 async def test_a_client_that_reads_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_server, "WRITE_GRACE_S", 0.1)
+    monkeypatch.setattr(transport, "WRITE_GRACE_S", 0.1)
     fast = FakeSpeechEngine(FakeScript(ms_per_char=200.0, first_chunk_s=0.001, real_time_factor=0.0005))
     limits = {"limits__reader_timeout_s": 0.2, "limits__max_response_chars": 100_000}
     async with live_server(fast, **PORT, **limits) as live:
