@@ -15,7 +15,7 @@ from realtime.mqtt.broker_connector import BrokerConnector
 from realtime.mqtt.connection import MqttConnection, Publication
 from realtime.mqtt.connection_handler import MqttConnectionHandler
 from realtime.mqtt.publishers import offline
-from realtime.protocol.mqtt.messages import JSON, MqttClosed, serialize
+from realtime.protocol.mqtt.messages import MqttClosed, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
 
@@ -74,11 +74,8 @@ class MqttBridge:
         closed = serialize(MqttClosed(reason=DISCONNECTED_CODE))
         while self._lost_event_topics:
             topic = self._lost_event_topics[-1]
-            publication = Publication(
-                topic=topic, payload=closed, qos=1, content_type=JSON, expiry_s=SESSION_END_EXPIRY_S
-            )
             with suppress(RequestRefused, LocalProtocolError):
-                await line.publish(publication)
+                await line.publish(Publication.from_json(topic, closed, expiry_s=SESSION_END_EXPIRY_S))
             self._lost_event_topics.pop()
 
 

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import aiomqtt
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from realtime.errors import LocalProtocolError, RequestRefused
 from realtime.mqtt.batched_client import BatchedClient
+from realtime.protocol.mqtt.messages import JSON
 from realtime.protocol.mqtt.packet import QOS_2, PublishPacket, acknowledged, packed, parse_publish, publish
 from realtime.protocol.mqtt311 import PUBACK, PUBLISH, MqttPacketReader, puback
 from sessions.clock import WakeEvent, now_s
@@ -43,6 +44,11 @@ class Publication:
     response_topic: str | None = None
     expiry_s: int | None = None
     user: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_json(cls, topic: str, payload: str, **more: Any) -> Self:
+        """A JSON message, with an answer of the broker."""
+        return cls(topic=topic, payload=payload, qos=1, content_type=JSON, **more)
 
     def properties(self) -> bytes:
         """Return the packed properties; raises ``LocalProtocolError`` if one is too long."""

@@ -23,6 +23,7 @@ from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
+from realtime.transports.transport import check_size
 
 log = logging.getLogger("voicewire.mqtt")
 
@@ -160,7 +161,7 @@ class MqttConnectionHandler:
         self, held: AsyncExitStack, client: str, arrival: IncomingMessage
     ) -> tuple[DialectConnection, MqttSessionTransport, messages.MqttOpened]:
         """Take a place, and be there to hear. Raises what refuses a session."""
-        self._check_size(arrival.payload)
+        check_size(arrival.payload, self._server.config.limits.max_message_bytes)
         wanted = messages.parse_open(arrival.payload)
         sid = wanted.sid or secrets.token_hex(8)
         topics = self._topics.session(client, sid)
@@ -193,7 +194,7 @@ class MqttConnectionHandler:
     def _prepare_text(
         self, held: AsyncExitStack, client: str, arrival: IncomingMessage
     ) -> tuple[DialectConnection, MqttReplyTransport]:
-        self._check_size(arrival.payload)
+        check_size(arrival.payload, self._server.config.limits.max_message_bytes)
         wanted = messages.parse_say(arrival.payload)
         limit = self._server.config.limits.max_speech_request_chars
         if len(wanted.text) > limit:
@@ -219,29 +220,13 @@ class MqttConnectionHandler:
         connection.open(self._owner)
         return connection
 
-    def _check_size(self, payload: bytes) -> None:
-        limit = self._server.config.limits.max_message_bytes
-        if len(payload) > limit:
-            found = f"a message of {len(payload)} bytes, max_message_bytes is {limit}"
-            raise RemoteProtocolError("message_too_big", found)
-
     async def _answer(self, arrival: IncomingMessage, payload: str, last: bool = False) -> None:
-        await self._line.publish(
-            Publication(
-                topic=arrival.response_topic or "",
-                payload=payload,
-                qos=1,
-                content_type=messages.JSON,
-                correlation=arrival.correlation,
-                user=(("last", "1"),) if last else (),
-            )
-        )
+        topic, user = arrival.response_topic or "", (("last", "1"),) if last else ()
+        await self._line.publish(Publication.from_json(topic, payload, correlation=arrival.correlation, user=user))
 
     async def _reject_unknown_session(self, link: MqttSessionTransport) -> None:
         closed = messages.serialize(messages.MqttClosed(reason=link.farewell or ""))
-        await self._line.publish(
-            Publication(topic=link.topics.events, payload=closed, qos=1, content_type=messages.JSON)
-        )
+        await self._line.publish(Publication.from_json(link.topics.events, closed))
 
     async def _unsubscribe(self, topic: str) -> None:
         with suppress(BrokerDisconnected):

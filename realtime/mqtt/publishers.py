@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable
 from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.calls.call_registry import CallRegistry
-from realtime.errors import LocalProtocolError, RemoteProtocolError, RequestRefused
+from realtime.errors import LocalProtocolError, RequestRefused
 from realtime.mqtt.connection import MqttConnection, Publication
 from realtime.protocol import model
 from realtime.protocol.call_events import parse_command
-from realtime.protocol.mqtt.messages import JSON, MqttServerStatus, serialize
+from realtime.protocol.mqtt.messages import MqttServerStatus, serialize
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
+from realtime.transports.transport import check_size
 
 # Expiry of a published status; a running server publishes again before.
 STATUS_EXPIRY_S = 300
@@ -55,14 +56,7 @@ class StatusPublisher:
 
 
 def publication(topics: Topics, worker: str, status: MqttServerStatus) -> Publication:
-    return Publication(
-        topic=topics.status(worker),
-        payload=serialize(status),
-        qos=1,
-        retain=True,
-        content_type=JSON,
-        expiry_s=STATUS_EXPIRY_S,
-    )
+    return Publication.from_json(topics.status(worker), serialize(status), retain=True, expiry_s=STATUS_EXPIRY_S)
 
 
 def offline(topics: Topics, worker: str) -> Publication:
@@ -127,18 +121,13 @@ class MqttCallBridge:
                 await self._publish(call_id, answer)
 
     def _parse(self, payload: bytes) -> model.Command:
-        limit = self._server.config.limits.max_message_bytes
-        if len(payload) > limit:
-            raise RemoteProtocolError("message_too_big", f"max_message_bytes is {limit}, a message has {len(payload)}")
+        check_size(payload, self._server.config.limits.max_message_bytes)
         return parse_command(payload)
 
     async def _publish(self, call_id: str, event: model.CallEvent) -> None:
         topic = self._topics.call_events(self._worker, call_id)
-        publication = Publication(
-            topic=topic, payload=serialize(event), qos=1, content_type=JSON, expiry_s=CALL_EXPIRY_S
-        )
         try:
-            await self._line.publish(publication)
+            await self._line.publish(Publication.from_json(topic, serialize(event), expiry_s=CALL_EXPIRY_S))
         except (RequestRefused, LocalProtocolError) as error:  # agents miss the event; the call continues
             log.warning("%s", error)
             self._server.metrics.refused(error.code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from realtime.errors import CloseCode
 from realtime.mqtt.connection import BrokerDisconnected, MqttConnection, Publication
-from realtime.protocol.mqtt.messages import JSON, MqttClosed, MqttLost, properties, serialize, unpack
+from realtime.protocol.mqtt.messages import MqttClosed, MqttLost, properties, serialize, unpack
 from realtime.protocol.mqtt.topics import SessionTopics
-from realtime.transports.transport import MessageTransport
+from realtime.transports.transport import QueueTransport
 from sessions.errors import DuplicateResponse, LimitExceeded
 
 OVERFLOW_CODE = "limit_exceeded"
@@ -20,8 +19,8 @@ OVERFLOW_CODE = "limit_exceeded"
 EXPIRY_S = 60
 
 
-class MqttSessionTransport(MessageTransport):
-    """Transport of a session at a broker. Once cut, it sends nothing more, not even a close."""
+class MqttSessionTransport(QueueTransport):
+    """Transport of a session at a broker. Once cut, it sends not even a close."""
 
     # No other connection goes on with its session.
     close_code = CloseCode.GOING_AWAY
@@ -35,14 +34,13 @@ class MqttSessionTransport(MessageTransport):
         max_waiting_bytes: int,
         can_resume: bool = False,
     ) -> None:
+        super().__init__()
         self.topics = topics
         self.can_resume = can_resume
         self._line = line
         self._content_type = content_type
         self._max_waiting, self._max_waiting_bytes = max_waiting, max_waiting_bytes
-        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._waiting_bytes = 0
-        self._closed = False
         # The reason that is still to be told.
         self.farewell: str | None = None
 
@@ -64,20 +62,10 @@ class MqttSessionTransport(MessageTransport):
         else:
             self._waiting.put_nowait(payload)
 
-    def abort(self) -> None:
-        """End the line without a message. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._waiting.put_nowait(None)
-
     async def receive(self) -> str | bytes | None:
-        if self._closed or (payload := await self._waiting.get()) is None:
-            return None
-        self._waiting_bytes -= len(payload)
+        payload = await super().receive()
+        self._waiting_bytes -= len(payload or b"")
         return payload
-
-    async def writable(self) -> bool:
-        return not self._closed
 
     async def write(self, message: str | bytes) -> None:
         try:
@@ -95,7 +83,7 @@ class MqttSessionTransport(MessageTransport):
             head, sound = unpack(message)
             user = tuple(properties(head))
             return Publication(topic=self.topics.audio, payload=sound, content_type=self._content_type, user=user)
-        return Publication(topic=self.topics.events, payload=message, qos=1, content_type=JSON, expiry_s=EXPIRY_S)
+        return Publication.from_json(self.topics.events, message, expiry_s=EXPIRY_S)
 
 
 class MqttReplyTransport(MqttSessionTransport):

@@ -95,6 +95,26 @@ def write_timeout_s(limits: LimitSettings) -> float:
     return limits.reader_timeout_s + WRITE_GRACE_S
 
 
+class QueueTransport(MessageTransport):
+    """Base of lines whose messages another connection delivers. Once cut, they send nothing more."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self._closed = False
+
+    def abort(self) -> None:
+        """End the line without a message. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.put_nowait(None)
+
+    async def receive(self) -> str | bytes | None:
+        return None if self._closed else await self._waiting.get()
+
+    async def writable(self) -> bool:
+        return not self._closed
+
+
 class SocketControls(TypedDict):
     """Socket details of the listener beyond ASGI."""
 

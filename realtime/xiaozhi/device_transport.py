@@ -23,7 +23,7 @@ from realtime.protocol.telephony.xiaozhi import (
     stream_id_of,
     unpack_frame,
 )
-from realtime.transports.transport import MessageTransport
+from realtime.transports.transport import MessageTransport, QueueTransport
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusError, OpusPacket, OpusSettings
 from sessions.audio.pcm import pcm_to_s16le, s16le_to_pcm
 from sessions.clock import now_s
@@ -274,15 +274,14 @@ def _encoded(encoder: OpusEncoder, pcm: bytes, flush: bool) -> list[OpusPacket]:
     return packets + encoder.flush() if flush else packets
 
 
-class XiaozhiMqttTransport(MessageTransport):
+class XiaozhiMqttTransport(QueueTransport):
     """Messages at the broker, sound by UDP."""
 
     def __init__(self, publish: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__()
         self._publish = publish
         # Set once it is open.
         self.stream: UdpAudioStream | None = None
-        self._waiting: asyncio.Queue[str | bytes | None] = asyncio.Queue()
-        self._closed = False
 
     def on_text(self, message: str) -> None:
         if self._closed:
@@ -295,18 +294,6 @@ class XiaozhiMqttTransport(MessageTransport):
     def on_audio(self, packet: bytes) -> None:
         if not self._closed and self._waiting.qsize() < MAX_WAITING:
             self._waiting.put_nowait(packet)
-
-    def abort(self) -> None:
-        """Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._waiting.put_nowait(None)
-
-    async def receive(self) -> str | bytes | None:
-        return None if self._closed else await self._waiting.get()
-
-    async def writable(self) -> bool:
-        return not self._closed
 
     async def write(self, message: str | bytes) -> None:
         if isinstance(message, str):
