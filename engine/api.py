@@ -95,8 +95,8 @@ class TextLayout(StrEnum):
     FULL = "full"
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Per-request sampling; ``None`` takes the checkpoint's default. Ranges are checked at submit."""
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling options as wires take them, too; ``None`` takes the checkpoint's default."""
 
     # False takes the likeliest code 0 whatever the temperature.
     do_sample: bool | None = None
@@ -117,6 +117,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     predictor_top_p: float | None = None
     # Codec frames before which the model may not end its speech; ``None`` means 2.
     min_new_tokens: int | None = None
+
+
+class SamplingParams(SamplingFields, frozen=True, kw_only=True):
+    """Per-request sampling. Ranges are checked at submit."""
+
     # ``None`` draws one; the one used is reported in ``RequestFinished``.
     seed: int | None = None
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from engine.api import ErrorInfo
+from engine.api import ErrorInfo, SamplingFields
 
 MAX_ID_CHARS = 64
 MAX_RESUMED_RESPONSES = 64
@@ -39,20 +39,8 @@ class NativeAudioFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dtx: bool | None = None
 
 
-class NativeSamplingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NativeSamplingOptions(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Sampling options; missing ones take the voice's default. The engine checks the ranges."""
-
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-    repetition_window: int | None = None
-    predictor_do_sample: bool | None = None
-    predictor_temperature: float | None = None
-    predictor_top_k: int | None = None
-    predictor_top_p: float | None = None
-    min_new_tokens: int | None = None
 
 
 class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from engine.api import EngineInfo
+from engine.api import EngineInfo, SamplingParams
 from realtime.errors import RequestRefused
 from realtime.protocol.native import field_at_fault
 from sessions.config import AudioFormat, Encoding
@@ -21,8 +21,8 @@ class NamedVoice(msgspec.Struct):
     name: str | None = None
 
 
-class SpeechRequestBody(msgspec.Struct, kw_only=True):
-    """Fields that are not listed are ignored, and ``null`` is as good as nothing."""
+class SpeechRequestBody(SamplingParams, frozen=True, kw_only=True):
+    """Fields of a request, those of sampling among them. Unknown ones are ignored; ``null`` is as good as nothing."""
 
     input: str
     voice: str | NamedVoice | None = None
@@ -44,19 +44,7 @@ class SpeechRequestBody(msgspec.Struct, kw_only=True):
     x_vector_only_mode: bool | None = None
     speaker_embedding: list[float] | None = None
 
-    seed: int | None = None
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-    repetition_window: int | None = None
-    min_new_tokens: int | None = None
-    predictor_do_sample: bool | None = None
-    predictor_temperature: float | None = None
-    predictor_top_k: int | None = None
-    predictor_top_p: float | None = None
-    # The official package's words for the four above.
+    # The official package's words for the predictor's sampling.
     subtalker_dosample: bool | None = None
     subtalker_temperature: float | None = None
     subtalker_top_k: int | None = None
