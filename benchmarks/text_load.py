@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from realtime.app import create_app, serve
 from realtime.client import NativeClient, open_session
 from realtime.protocol import events as ev
-from realtime.transports.listener import Ports
+from realtime.transports.listening_sockets import Ports
 from tests.fakes.engine import FAKE_INFO, SAMPLE_RATE, FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import load_test_config
 from tests.sessions.text.texts import KINDS, text_of

@@ -25,7 +25,8 @@ from realtime.transports.audiosocket import AudioSocketServer
 from realtime.transports.call_routes import call_routes
 from realtime.transports.dialect_routes import DialectEndpoint, dialect_routes
 from realtime.transports.http_routes import INFORMATION_ROUTES, error_handler, page_routes, reject_unknown_websocket
-from realtime.transports.listener import DrainingServer, Ports, UvicornConfig, open_listeners
+from realtime.transports.listener import DrainingServer, UvicornConfig
+from realtime.transports.listening_sockets import Ports, open_listeners
 from realtime.transports.speech_batch_routes import speech_batch
 from realtime.transports.speech_routes import SpeechEndpoint
 from realtime.transports.telephony_routes import default_call_owner, telephony_routes

@@ -23,7 +23,7 @@ from realtime.config import ServerConfig
 from realtime.engine_factory import engine_options, share_engine
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.signals import STOP_SIGNALS, run_until_signal
-from realtime.transports.listener import Ports, open_listeners
+from realtime.transports.listening_sockets import Ports, open_listeners
 from sessions.admission import LocalUsageCounters, counter_names
 
 CELL_BYTES = 4

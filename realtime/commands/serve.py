@@ -16,7 +16,7 @@ from realtime.config import ConfigError, ServerConfig, allowed, load_config, set
 from realtime.gateway_supervisor import serve_with_gateways
 from realtime.logs import configure_logs
 from realtime.transports.http_routes import page_folder
-from realtime.transports.listener import Ports
+from realtime.transports.listening_sockets import Ports
 
 # Flags for the commonest settings.
 FLAGS = {

@@ -1,9 +1,8 @@
-"""The listening socket, and uvicorn's protocols with the limits that a voice server needs."""
+"""The listener: uvicorn's server and protocols with the limits that a voice server needs."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import signal
 import socket
@@ -11,11 +10,10 @@ import ssl
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import h11
 import uvicorn
-from msgspec import structs
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -27,14 +25,13 @@ from realtime.config import ConfigError, LimitSettings, ListenSettings
 from realtime.h11_limits import ChunkLimitedConnection
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
+from realtime.transports.listening_sockets import Listeners
 from realtime.transports.transport import EXTENSION, SocketControls, write_timeout_s
 from realtime.transports.websocket_frames import FIN, OPCODE, WHOLE, FrameSplitter, payload
 from sessions.weak import weak_method
 
 log = logging.getLogger("voicewire.listener")
 
-# Linux; the socket module has no name for it before Python 3.12.
-TCP_NOTSENT_LOWAT = 25
 TOO_MANY_BODY = (
     b'{"error":{"message":"max_http_connections is reached","type":"capacity_error","param":null,'
     b'"code":"too_many_connections"}}'
@@ -345,88 +342,3 @@ class DrainingServer(uvicorn.Server):
         self.acceptor.close()
         await super().shutdown(sockets)
         await self.acceptor.wait_closed()
-
-
-class Ports(NamedTuple):
-    """Port numbers that were bound; ``tls`` is there if it is a second one."""
-
-    main: int
-    tls: int | None
-
-
-class Listeners(NamedTuple):
-    """Bound sockets."""
-
-    plain: list[socket.socket]
-    tls: list[socket.socket]
-
-    @property
-    def all(self) -> list[socket.socket]:
-        return self.plain + self.tls
-
-    @property
-    def ports(self) -> Ports:
-        numbers = [sockets[0].getsockname()[1] for sockets in self if sockets]
-        return Ports(numbers[0], numbers[1] if len(numbers) > 1 else None)
-
-    def close(self) -> None:
-        for listener in self.all:
-            listener.close()
-
-
-def open_listeners(settings: ListenSettings, share_port: bool = False) -> Listeners:
-    """Bind the server's one port, or its plain one and its TLS one. Raises ``ConfigError`` or ``OSError``."""
-    if settings.tls_port is None:
-        if settings.tls_host is not None:
-            raise ConfigError(f"listen.tls_host = {settings.tls_host!r} needs listen.tls_port")
-        sockets = listening_sockets(settings, share_port)
-        return Listeners([], sockets) if settings.tls_certificate else Listeners(sockets, [])
-    if settings.tls_certificate is None:
-        raise ConfigError(f"listen.tls_port = {settings.tls_port} needs listen.tls_certificate")
-    if settings.tls_port == settings.port != 0:
-        raise ConfigError(f"listen.tls_port = {settings.tls_port}: must be another than listen.port")
-    listeners = Listeners(listening_sockets(settings, share_port), [])
-    second = structs.replace(settings, host=settings.tls_host or settings.host, port=settings.tls_port)
-    try:
-        listeners.tls.extend(listening_sockets(second, share_port))
-    except OSError:
-        listeners.close()
-        raise
-    return listeners
-
-
-def listening_sockets(settings: ListenSettings, share_port: bool = False) -> list[socket.socket]:
-    """Bind one socket per address of the host; accepted sockets inherit its options. Raises ``OSError``."""
-    sockets: list[socket.socket] = []
-    port = settings.port
-    addresses = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    try:
-        for family, kind, protocol, _, address in dict.fromkeys(addresses):
-            sockets.append(listener := socket.socket(family, kind, protocol))
-            _set_options(listener, settings, share_port)
-            listener.bind((address[0], port, *address[2:]))
-            port = listener.getsockname()[1]
-    except OSError:
-        for listener in sockets:
-            listener.close()
-        raise
-    return sockets
-
-
-def warn_if_public_without_auth(name: str, sockets: list[socket.socket]) -> None:
-    """Warn of a port that needs no key: other machines may reach it."""
-    hosts = [listener.getsockname()[0] for listener in sockets]
-    if not all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host in hosts):
-        log.warning("%s listens on a non-loopback address without authentication", name, extra={"host": hosts[0]})
-
-
-def _set_options(listener: socket.socket, settings: ListenSettings, share_port: bool) -> None:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if share_port:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    if listener.family == socket.AF_INET6:
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    if hasattr(socket, "TCP_QUICKACK"):  # Linux
-        listener.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, settings.tcp_notsent_lowat_bytes)

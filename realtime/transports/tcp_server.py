@@ -13,7 +13,7 @@ from msgspec import structs
 
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
-from realtime.transports.listener import listening_sockets, warn_if_public_without_auth
+from realtime.transports.listening_sockets import listening_sockets, warn_if_public_without_auth
 from realtime.transports.transport import MessageTransport, write_timeout_s
 
 log = logging.getLogger("voicewire.port")

@@ -23,6 +23,7 @@ from realtime.protocol.telephony.xiaozhi import (
     stream_id_of,
     unpack_frame,
 )
+from realtime.transports.listening_sockets import bound_sockets
 from realtime.transports.transport import MessageTransport, QueueTransport
 from sessions.audio.opus import OpusDecoder, OpusEncoder, OpusError, OpusPacket, OpusSettings
 from sessions.audio.pcm import pcm_to_s16le, s16le_to_pcm
@@ -115,7 +116,8 @@ class UdpServer:
         """Listen on every address of the host. Raises ``OSError``."""
         loop = asyncio.get_running_loop()
         with ExitStack() as transports:
-            for one in bound_sockets(host, port):
+            for one in bound_sockets(host, port, socket.SOCK_DGRAM):
+                one.setblocking(False)
                 transport, _ = await loop.create_datagram_endpoint(lambda: UdpProtocol(self._arrived), sock=one)
                 transports.callback(transport.close)
                 self.port = one.getsockname()[1]
@@ -138,25 +140,6 @@ class UdpServer:
         number = stream_id_of(data)
         if number is not None and (stream := self._streams.get(number)) is not None:
             stream.on_datagram(data, answer)
-
-
-def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Bind one socket per address of the host, all on one port; raises ``OSError``."""
-    sockets: list[socket.socket] = []
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
-    try:
-        for family, kind, protocol, _, address in dict.fromkeys(addresses):
-            sockets.append(one := socket.socket(family, kind, protocol))
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.setblocking(False)
-            one.bind((address[0], port, *address[2:]))
-            port = one.getsockname()[1]
-    except OSError:
-        for one in sockets:
-            one.close()
-        raise
-    return sockets
 
 
 log = logging.getLogger("voicewire.xiaozhi")

@@ -16,7 +16,8 @@ from realtime.client import NativeClient, open_session
 from realtime.config import ServerConfig, constants, load_config
 from realtime.protocol import events as ev
 from realtime.server import SpeechServer
-from realtime.transports.listener import DrainingServer, UvicornConfig, open_listeners
+from realtime.transports.listener import DrainingServer, UvicornConfig
+from realtime.transports.listening_sockets import open_listeners
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 
 # Fifty times faster than speech.

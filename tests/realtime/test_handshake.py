@@ -18,7 +18,8 @@ from realtime.client import open_session
 from realtime.config import ConfigError, ListenSettings
 from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL
-from realtime.transports.listener import READ_BYTES, TCP_NOTSENT_LOWAT, SpeechWebSocketProtocol, listening_sockets
+from realtime.transports.listener import READ_BYTES, SpeechWebSocketProtocol
+from realtime.transports.listening_sockets import TCP_NOTSENT_LOWAT, listening_sockets
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.certificates import self_signed
 from tests.realtime.live_server import LiveServer, live_server, next_of, speak, until

@@ -23,7 +23,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from realtime.client import open_session
 from realtime.config import ConfigError, ListenSettings
 from realtime.h11_limits import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES, ChunkLimitedConnection
-from realtime.transports.listener import READ_AHEAD_MESSAGES, READ_BYTES, limit_read_size, open_listeners
+from realtime.transports.listener import READ_AHEAD_MESSAGES, READ_BYTES, limit_read_size
+from realtime.transports.listening_sockets import open_listeners
 from realtime.transports.transport import WebSocketTransport
 from tests.realtime.certificates import self_signed
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak, until

@@ -13,7 +13,7 @@ from realtime.app import create_app
 from realtime.client import open_session
 from realtime.config import load_config
 from realtime.metrics import ServerMetrics
-from realtime.transports.listener import listening_sockets
+from realtime.transports.listening_sockets import listening_sockets
 from tests.fakes.engine import FakeSpeechEngine
 from tests.realtime.live_server import QUICK, live_server, speak, until
 

@@ -1,0 +1,109 @@
+"""Bind the sockets on which the server listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+from msgspec import structs
+
+from realtime.config import ConfigError, ListenSettings
+
+log = logging.getLogger("voicewire.listener")
+
+# Linux; the socket module has no name for it before Python 3.12.
+TCP_NOTSENT_LOWAT = 25
+
+
+class Ports(NamedTuple):
+    """Port numbers that were bound; ``tls`` is there if it is a second one."""
+
+    main: int
+    tls: int | None
+
+
+class Listeners(NamedTuple):
+    """Bound sockets."""
+
+    plain: list[socket.socket]
+    tls: list[socket.socket]
+
+    @property
+    def all(self) -> list[socket.socket]:
+        return self.plain + self.tls
+
+    @property
+    def ports(self) -> Ports:
+        numbers = [sockets[0].getsockname()[1] for sockets in self if sockets]
+        return Ports(numbers[0], numbers[1] if len(numbers) > 1 else None)
+
+    def close(self) -> None:
+        for listener in self.all:
+            listener.close()
+
+
+def open_listeners(settings: ListenSettings, share_port: bool = False) -> Listeners:
+    """Bind the server's one port, or its plain one and its TLS one. Raises ``ConfigError`` or ``OSError``."""
+    if settings.tls_port is None:
+        if settings.tls_host is not None:
+            raise ConfigError(f"listen.tls_host = {settings.tls_host!r} needs listen.tls_port")
+        sockets = listening_sockets(settings, share_port)
+        return Listeners([], sockets) if settings.tls_certificate else Listeners(sockets, [])
+    if settings.tls_certificate is None:
+        raise ConfigError(f"listen.tls_port = {settings.tls_port} needs listen.tls_certificate")
+    if settings.tls_port == settings.port != 0:
+        raise ConfigError(f"listen.tls_port = {settings.tls_port}: must be another than listen.port")
+    listeners = Listeners(listening_sockets(settings, share_port), [])
+    second = structs.replace(settings, host=settings.tls_host or settings.host, port=settings.tls_port)
+    try:
+        listeners.tls.extend(listening_sockets(second, share_port))
+    except OSError:
+        listeners.close()
+        raise
+    return listeners
+
+
+def listening_sockets(settings: ListenSettings, share_port: bool = False) -> list[socket.socket]:
+    """Bind TCP sockets to a host; accepted sockets inherit their options. Raises ``OSError``."""
+
+    def set_options(listener: socket.socket) -> None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if share_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if hasattr(socket, "TCP_QUICKACK"):  # Linux
+            listener.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, settings.tcp_notsent_lowat_bytes)
+
+    return bound_sockets(settings.host, settings.port, socket.SOCK_STREAM, set_options)
+
+
+def bound_sockets(
+    host: str, port: int, kind: socket.SocketKind, set_options: Callable[[socket.socket], None] = lambda one: None
+) -> list[socket.socket]:
+    """Bind one socket per address of the host, all to one port. Raises ``OSError``."""
+    sockets: list[socket.socket] = []
+    addresses = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_PASSIVE)
+    try:
+        for family, _, protocol, _, address in dict.fromkeys(addresses):
+            sockets.append(one := socket.socket(family, kind, protocol))
+            set_options(one)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((address[0], port, *address[2:]))
+            port = one.getsockname()[1]
+    except OSError:
+        for one in sockets:
+            one.close()
+        raise
+    return sockets
+
+
+def warn_if_public_without_auth(name: str, sockets: list[socket.socket]) -> None:
+    """Warn of a port that needs no key: other machines may reach it."""
+    hosts = [listener.getsockname()[0] for listener in sockets]
+    if not all(ipaddress.ip_address(host.partition("%")[0]).is_loopback for host in hosts):
+        log.warning("%s listens on a non-loopback address without authentication", name, extra={"host": hosts[0]})
