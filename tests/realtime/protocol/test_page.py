@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.api import SAMPLING_RANGES, SamplingParams
 from realtime.config import LimitSettings
-from realtime.errors import RULES, CloseCode, ErrorRule, LocalProtocolError, RemoteProtocolError
+from realtime.errors import RULES, CloseCode, ErrorRule, RemoteProtocolError
 from realtime.protocol import native
 from realtime.protocol.dialects.vllm_omni import SPEECH_FIELDS, VllmOmniMessage
 from realtime.protocol.events import (
@@ -219,49 +219,6 @@ def test_tables_cover_every_event_in_every_state() -> None:
     assert set(RESPONSE_TRANSITIONS) == set(ResponseState)
     assert all(set(row) == OF_SESSIONS for row in SESSION_TRANSITIONS.values())
     assert all(set(row) == OF_RESPONSES for row in RESPONSE_TRANSITIONS.values())
-
-
-def test_a_reply_from_beginning_to_end() -> None:
-    conversation = SessionStateMachine(max_remembered=4)
-    assert conversation.apply_client_event(ResponseCreate(response_id="a"))
-    assert conversation.apply_client_event(TextAppend(response_id="a", text="x"))
-    assert conversation.apply_client_event(TextEnd(response_id="a"))
-    assert code_of(conversation, TextAppend(response_id="a", text="x")) == "text_closed"
-    assert code_of(conversation, TextEnd(response_id="a")) == "text_closed"
-    conversation.on_response_done("a")
-    assert code_of(conversation, TextAppend(response_id="a", text="x")) == "response_done"
-    assert conversation.apply_client_event(ResponseCancel(response_id="a"))
-    assert code_of(conversation, ResponseCreate(response_id="a")) == "duplicate_response"
-    with pytest.raises(LocalProtocolError):
-        conversation.on_response_done("a")
-
-
-def test_a_cancelled_reply_takes_nothing_more() -> None:
-    conversation = SessionStateMachine(max_remembered=4)
-    conversation.apply_client_event(ResponseCreate(response_id="a"))
-    assert conversation.apply_client_event(ResponseCancel(response_id="a"))
-    assert not conversation.apply_client_event(ResponseCancel(response_id="a"))
-    assert not conversation.apply_client_event(PlaybackReport(response_id="a", played_ms=1))
-    assert code_of(conversation, TextFlush(response_id="a")) == "response_done"
-
-
-def test_text_on_its_way_to_a_refused_reply_is_passed_over() -> None:
-    conversation = SessionStateMachine(max_remembered=4)
-    conversation.apply_client_event(ResponseCreate(response_id="a", end=True))
-    conversation.on_refused("a")
-    assert not conversation.apply_client_event(TextAppend(response_id="a", text="x"))
-    assert conversation.live == ()
-    assert conversation.apply_client_event(ResponseCreate(response_id="a"))
-
-
-def test_text_on_its_way_to_a_reply_that_failed_is_passed_over() -> None:
-    conversation = SessionStateMachine(max_remembered=4)
-    conversation.apply_client_event(ResponseCreate(response_id="a"))
-    conversation.on_response_done("a")
-    for event in (TextAppend(response_id="a", text="x"), TextFlush(response_id="a"), TextEnd(response_id="a")):
-        assert not conversation.apply_client_event(event)
-    assert conversation.apply_client_event(ResponseCancel(response_id="a"))
-    assert code_of(conversation, ResponseCreate(response_id="a")) == "duplicate_response"
 
 
 def test_a_closing_session_takes_no_new_reply() -> None:
