@@ -118,7 +118,7 @@ class LimitSettings(SettingsSection, frozen=True):
     ] = 10.0
     engine_timeout_s: Annotated[
         float, Meta(gt=0, le=600, description="Maximum time without audio from the engine.")
-    ] = 20.0
+    ] = 30.0
 
     # Refused messages after which a connection is closed.
     max_errors_per_connection: ClassVar[int] = 100

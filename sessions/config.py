@@ -137,7 +137,7 @@ class SessionLimits:
     # A response that playback reports delay for so long ends (slow_reader).
     playback_timeout_s: float = 60.0
     # A response whose engine emits no audio ends after this.
-    engine_timeout_s: float = 20.0
+    engine_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
