@@ -103,7 +103,7 @@ def serve(settings: dict[str, Any]) -> None:
     shared = None
     if config.engine.model is None:
         child = ScriptedProcess()
-        shared = EngineClient(child), (child.socket,)
+        shared = EngineClient(child), str(child.address)
     asyncio.run(serve_with_gateways(config, lambda ports: print(ports.main, flush=True), shared))
 
 

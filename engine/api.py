@@ -29,7 +29,7 @@ from engine.errors import (
     UnknownLanguage,
     UnknownVoice,
 )
-from engine.process import trim_heap
+from engine.process import RunDirectory, trim_heap
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -51,6 +51,7 @@ __all__ = [
     "RequestParked",
     "RequestTooLong",
     "ResumePoint",
+    "RunDirectory",
     "SamplingParams",
     "SpeechChunk",
     "SpeechEngine",

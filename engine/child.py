@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
+from engine.address import EngineAddress
 from engine.api import CheckpointError
-from engine.client import Connection, UnixSocket
 from engine.config import EngineConfig
+from engine.endpoint import Connection, EngineSocket
 from engine.ipc import PROGRESS, READY
 from engine.process import RunDirectory
 
@@ -35,12 +36,13 @@ def host_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-class EngineProcess(UnixSocket):
+class EngineProcess(EngineSocket):
     """The child that runs ``engine.host``; it ends when this end of its standard input closes."""
 
     def __init__(self, folder: Path, config: EngineConfig, device: str, dtype: str, is_embedded: bool) -> None:
         self._folder = RunDirectory()
-        super().__init__(self._folder.path / "engine.sock")
+        self.socket = self._folder.path / "engine.sock"
+        super().__init__(EngineAddress(str(self.socket)))
         self.settings = {
             "socket": str(self.socket),
             "folder": str(folder),

@@ -10,8 +10,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Protocol
 
 from engine.api import (
     ClonedVoice,
@@ -24,12 +22,17 @@ from engine.api import (
     ReferenceAudio,
     SpeechRequest,
 )
+from engine.endpoint import EngineEndpoint
 from engine.errors import OVERLOAD_RETRY_MS, ErrorInfo
 from engine.ipc import (
     LENGTH,
+    MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    STATS_EVERY_S,
     CancelEncodeVoice,
     CancelRequest,
     Command,
+    DrainMessage,
     EncodeVoice,
     EventsMessage,
     HelloMessage,
@@ -39,6 +42,7 @@ from engine.ipc import (
     VoiceEncoded,
     decode_message,
     encode,
+    message_size,
     unpack_events,
 )
 from engine.streams import EngineStream, StreamTable
@@ -49,50 +53,12 @@ log = logging.getLogger(__name__)
 # Doubled with each attempt that fails.
 RECONNECT_DELAY_S = 0.05
 MAX_RECONNECT_DELAY_S = 1.0
-# Listeners of requests without an engine have long run out of audio.
+# Listeners of requests without an engine have long run out of audio; by default a session gives up then, too.
 RESUME_TIMEOUT_S = 30.0
-# A step of a thousand rows is many small reads otherwise.
-READ_AHEAD_BYTES = 4 * 2**20
-
-
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-class EngineEndpoint(Protocol):
-    """Transport to an engine."""
-
-    # Why requests failed when the connection broke.
-    end_reason: str
-
-    async def connect(self) -> Connection:
-        """Start the engine again if this endpoint owns it, and connect to it."""
-        ...
-
-    async def stop(self) -> None:
-        """End what ``connect`` started."""
-        ...
-
-    def current_stats(self) -> EngineStats | None:
-        """The engine's statistics now, or ``None`` where only its reports are known."""
-        ...
-
-
-class UnixSocket:
-    """An engine that another process keeps running."""
-
-    end_reason = "the engine process ended"
-
-    def __init__(self, path: Path) -> None:
-        self.socket = path
-
-    async def connect(self) -> Connection:
-        return await asyncio.open_unix_connection(str(self.socket), limit=READ_AHEAD_BYTES)
-
-    async def stop(self) -> None:
-        """Leave the engine running."""
-
-    def current_stats(self) -> EngineStats | None:
-        return None
+# Reports of an engine of another machine that may be missed before it counts as dead.
+MAX_MISSED_REPORTS = 3
+# Time for the first message of an engine.
+HELLO_TIMEOUT_S = 5.0
 
 
 class EngineClient:
@@ -107,12 +73,22 @@ class EngineClient:
         self._stats: EngineStats | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._keeper: asyncio.Task[None] | None = None
+        # Runs while the engine has to report.
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._num_missed_reports = 0
+        self._last_failure = ""
         # Runs while requests wait for the engine to come back.
         self._resume_timer: asyncio.TimerHandle | None = None
         self.num_restarts = 0
         self._num_submitted_since_stats = 0
-        # Called after the connection broke and after it came back.
+        # Whether the engine has announced its end.
+        self.is_draining = False
+        # Whether it is to get no more requests, for another reason.
+        self.is_leaving = False
+        # Called after the connection broke, after it came back, and when the engine begins to drain.
         self.on_connection_change: Callable[[], None] = lambda: None
+        # Raises an error for an engine that must not be used.
+        self.check_hello: Callable[[HelloMessage], None] = lambda hello: None
 
     @property
     def info(self) -> EngineInfo:
@@ -125,6 +101,15 @@ class EngineClient:
         return self._writer is not None
 
     @property
+    def is_available(self) -> bool:
+        """Return whether new requests may go to this engine."""
+        return self.is_alive and not self.is_draining and not self.is_leaving
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._streams and not self._encodings
+
+    @property
     def num_free_places(self) -> int:
         """Decoder slots that no request holds or waits for, by the last report and what was submitted since; before
         a report, how many requests this client has, negative."""
@@ -134,6 +119,7 @@ class EngineClient:
         return self._stats.slots_free - num_waiting - self._num_submitted_since_stats
 
     async def start(self) -> None:
+        """Connect; raises an error if that fails."""
         try:
             reader = await self._connect()
         except BaseException:
@@ -141,36 +127,73 @@ class EngineClient:
             raise
         self._keeper = asyncio.create_task(self._run_connection(reader), name="engine connection")
 
+    def open(self) -> None:
+        """Connect as soon as the engine is there; ``on_connection_change`` tells when."""
+        self._keeper = asyncio.create_task(self._run_connection(None), name="engine connection")
+
     async def _connect(self) -> asyncio.StreamReader:
         reader, writer = await self._endpoint.connect()
         try:
-            hello = decode_message(await read_message(reader))
-            if not isinstance(hello, HelloMessage):
-                raise EngineDead(f"the engine began with {type(hello).__name__}")
+            self._hello = await self._read_hello(reader)
         except BaseException:
             writer.close()
             raise
-        self._hello, self._writer = hello, writer
+        self._writer = writer
+        if self._endpoint.is_remote:
+            self._num_missed_reports = 0
+            self._expect_report()
         return reader
 
-    async def _run_connection(self, reader: asyncio.StreamReader) -> None:
+    async def _read_hello(self, reader: asyncio.StreamReader) -> HelloMessage:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = decode_message(await read_message(reader))
+        except TimeoutError:
+            raise EngineDead(f"the engine sent nothing within {HELLO_TIMEOUT_S:g} s") from None
+        if not isinstance(hello, HelloMessage):
+            raise EngineDead(f"the engine began with {type(hello).__name__}")
+        if hello.version != PROTOCOL_VERSION:
+            raise EngineDead(f"the engine has protocol version {hello.version}; this gateway has {PROTOCOL_VERSION}")
+        self.check_hello(hello)
+        return hello
+
+    async def _run_connection(self, reader: asyncio.StreamReader | None) -> None:
         """Read until the connection breaks, come back, and go on with the requests."""
         while True:
+            if reader is None:
+                reader = await self._reconnect()
+                self._resume_streams()
             try:
                 while True:
                     await self._dispatch(decode_message(await read_message(reader)), reader)
+                    self._num_missed_reports = 0
             except (OSError, asyncio.IncompleteReadError):
                 self._on_disconnect()
             except Exception:
                 log.exception("engine sent an invalid message")
                 self._on_disconnect()
-            reader = await self._reconnect()
-            self._resume_streams()
+            reader = None
+
+    def _expect_report(self) -> None:
+        """Count intervals without a message. A blocked event loop counts none, because it reads none either."""
+        if self._num_missed_reports >= MAX_MISSED_REPORTS and self._writer is not None:
+            log.warning("the engine at %s is silent: its connection is closed", self._endpoint)
+            self._writer.transport.abort()
+            return
+        self._num_missed_reports += 1
+        self._report_timer = asyncio.get_running_loop().call_later(STATS_EVERY_S, self._expect_report)
+
+    def _stop_report_timer(self) -> None:
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_timer = None
 
     def _on_disconnect(self) -> None:
+        self._stop_report_timer()
         if self._writer is not None:
             self._writer.close()
         self._writer = self._stats = None
+        self.is_draining = False
         self._streams.interrupt(self._endpoint.end_reason)
         self._resume_timer = asyncio.get_running_loop().call_later(RESUME_TIMEOUT_S, self._end_resume)
         self._fail_encodings()
@@ -184,7 +207,7 @@ class EngineClient:
         self.on_connection_change()
 
     def pop_stream(self) -> EngineStream | None:
-        """Give up a request, so that another client can ``adopt`` it."""
+        """Give up a request that has not ended, so that another client can ``adopt`` it."""
         return self._streams.pop()
 
     def adopt(self, stream: EngineStream) -> None:
@@ -207,24 +230,36 @@ class EngineClient:
                 future.set_exception(EngineDead(self._endpoint.end_reason))
 
     async def _reconnect(self) -> asyncio.StreamReader:
-        delay_s = RECONNECT_DELAY_S
+        delay_s, was_connected = RECONNECT_DELAY_S, self._hello is not None
         while True:
             try:
                 reader = await self._connect()
             except Exception as error:
-                log.error("engine restart failed: %s: %s", type(error).__name__, error)
+                self._log_failure(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, MAX_RECONNECT_DELAY_S)
             else:
-                self.num_restarts += 1
+                self._last_failure = ""
+                self.num_restarts += was_connected
                 return reader
+
+    def _log_failure(self, reason: str) -> None:
+        """Log the same failure once."""
+        level = logging.DEBUG if reason == self._last_failure else logging.ERROR
+        self._last_failure = reason
+        log.log(level, "no connection to the engine at %s: %s", self._endpoint, reason)
 
     async def _dispatch(self, message: Message, reader: asyncio.StreamReader) -> None:
         match message:
             case EventsMessage():
+                if message.num_pcm_bytes > MAX_MESSAGE_BYTES:
+                    raise ValueError(f"PCM has {message.num_pcm_bytes} bytes; the limit is {MAX_MESSAGE_BYTES}")
                 self._streams.dispatch(unpack_events(message, await reader.readexactly(message.num_pcm_bytes)))
             case StatsMessage(stats):
                 self._stats, self._num_submitted_since_stats = stats, 0
+            case DrainMessage():
+                self.is_draining = True
+                self.on_connection_change()
             case VoiceEncoded():
                 self._resolve_encoding(message)
 
@@ -266,7 +301,7 @@ class EngineClient:
                 self._send(PrefetchVoice(voice))
 
     def stats(self) -> EngineStats:
-        """From another process at most ``host.STATS_EVERY_S`` old."""
+        """From another process at most ``ipc.STATS_EVERY_S`` old."""
         if self._writer is None:
             raise EngineDead("the engine is not running")
         stats = self._endpoint.current_stats() or self._stats
@@ -278,6 +313,7 @@ class EngineClient:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
+        self._stop_report_timer()
         self._stop_resume_timer()
         self._fail_encodings()
         closing = self._streams.cancel_all()
@@ -296,9 +332,8 @@ class EngineClient:
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:
-    """One message. Raises ``IncompleteReadError`` at the end of the stream."""
-    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return await reader.readexactly(size)
+    """One message. Raises ``IncompleteReadError`` at the end of the stream, ``ValueError`` if it is too long."""
+    return await reader.readexactly(message_size(await reader.readexactly(LENGTH.size)))
 
 
 def encoding_failure(info: ErrorInfo) -> EngineError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -168,6 +169,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"fixed_batch_rows is {self.fixed_batch_rows}; max_batch_size is {self.max_batch_size}",
                 "fixed_batch_rows",
             )
+
+
+# Options that decide what a request may be and how it sounds: engines of one pool must share them.
+SPEECH_OPTIONS = (
+    "max_text_chars",
+    "min_frame_cap",
+    "frames_per_text_token",
+    "max_frames",
+    "silence_limit_s",
+    "loop_limit_frames",
+    "ban_eos_until_text_end",
+    "voice_encoders",
+    "max_reference_s",
+    "cosyvoice3",
+)
+
+
+def speech_options(config: EngineConfig) -> dict[str, Any]:
+    """Return ``SPEECH_OPTIONS`` by name."""
+    return {name: msgspec.to_builtins(getattr(config, name)) for name in SPEECH_OPTIONS}
 
 
 def check_options(options: Mapping[str, object], prefix: str = "") -> None:

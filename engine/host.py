@@ -1,7 +1,8 @@
-"""The engine in a process of its own: one loop, and a Unix socket on which gateways send commands and get events.
+"""The engine in a process of its own: one loop, and a socket on which gateways send commands and get events.
 
 Run as ``python -m engine.host`` by ``engine.child``; settings arrive as JSON on the command line, and the process ends
-when its standard input closes, so that it never outlives its parent. PCM travels behind the messages: a socket moves
+when its standard input closes, so that it never outlives its parent. ``engine.standalone`` runs one without a parent.
+PCM travels behind the messages: a socket moves
 the 7.7 kB of a frame in tens of microseconds, and nothing has to be freed when either side dies.
 """
 
@@ -19,26 +20,27 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.address import EngineAddress
 from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished
-from engine.config import EngineConfig
+from engine.config import EngineConfig, speech_options
 from engine.errors import EngineError, InvalidRequest
 from engine.ipc import (
     LENGTH,
-    MAX_MESSAGE_BYTES,
     PROGRESS,
     READY,
-    Buffer,
+    STATS_EVERY_S,
     CancelEncodeVoice,
     CancelRequest,
     Command,
+    DrainMessage,
     EncodeVoice,
     HelloMessage,
     PrefetchVoice,
@@ -47,10 +49,13 @@ from engine.ipc import (
     VoiceEncoded,
     decode_command,
     encode,
+    message_size,
     pack_events,
 )
+from engine.listener import EngineListener
 from engine.loop import EngineLoop, VoiceEncodingThread
 from engine.runtime.request import Emitted, RequestReleased
+from engine.tls_socket import Buffer, ByteSocket
 from engine.validation import check_request, check_sample
 
 if TYPE_CHECKING:
@@ -60,9 +65,13 @@ log = logging.getLogger(__name__)
 
 # A gateway's own epochs fill the low bits; its number stands above them.
 EPOCH_BITS = 40
+# Connections; another one is closed.
+MAX_GATEWAYS = 1024
+# A drained engine ends once it has been idle for so long: a gateway may have sent a request before it knew.
+DRAIN_SETTLE_S = 0.5
+DRAIN_POLL_S = 0.05
 # A gateway that reads no more is cut off behind so much.
 MAX_UNSENT_BYTES = 64 * 2**20
-STATS_EVERY_S = 0.2
 READ_AHEAD_BYTES = 2**18
 # What is written together counts as unsent until all of it is.
 WRITE_TOGETHER_BYTES = 2**20
@@ -78,7 +87,7 @@ class GatewayConnection:
 
     reading: threading.Thread
 
-    def __init__(self, number: int, connection: socket.socket) -> None:
+    def __init__(self, number: int, connection: ByteSocket) -> None:
         self.number, self.connection = number, connection
         self.active: set[int] = set()
         self.encodings: dict[int, Future[ClonedVoice]] = {}
@@ -88,6 +97,11 @@ class GatewayConnection:
         self._counting = threading.Lock()
         self.writing = threading.Thread(target=self._write, name="voicewire-gateway-write", daemon=True)
         self.writing.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it has neither requests nor recordings here, and has been sent everything."""
+        return not self.active and not self.encodings and not self._num_unsent_bytes
 
     def send(self, *message: Buffer) -> None:
         if self._count_unsent(sum(map(len, message))) > MAX_UNSENT_BYTES:
@@ -131,7 +145,7 @@ class GatewayConnection:
         return found
 
 
-def send_all(connection: socket.socket, message: Sequence[Buffer]) -> None:
+def send_all(connection: ByteSocket, message: Sequence[Buffer]) -> None:
     """Every piece, from where it lies."""
     pieces = deque(memoryview(piece) for piece in message)
     while pieces:
@@ -152,14 +166,16 @@ class EngineHost:
         config: EngineConfig,
         encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None,
         on_exit: Callable[[BaseException], None] | None = None,
+        fingerprint: str = "",
     ) -> None:
         self.encoding = VoiceEncodingThread(encode_voice) if encode_voice else None
         self.info, self.config = info, config
-        self.hello = encode(HelloMessage(info))
+        self.hello = encode(HelloMessage(info, fingerprint=fingerprint, options=speech_options(config)))
         self.gateways: dict[int, GatewayConnection] = {}
         self.numbers = itertools.count(1)
         self.on_exit = on_exit or exit_process
-        self.has_ended = False
+        self._ended = threading.Event()
+        self.is_draining = False
         self.loop = EngineLoop(make_engine, self.deliver, self.on_engine_exit)
 
     def deliver(self, events: list[Emitted]) -> None:
@@ -181,7 +197,7 @@ class EngineHost:
         self.close_gateways()
 
     def close_gateways(self) -> None:
-        self.has_ended = True
+        self._ended.set()
         for gateway in list(self.gateways.values()):
             gateway.close()
 
@@ -200,21 +216,42 @@ class EngineHost:
         if self.encoding is not None:
             self.encoding.close()
 
-    def serve(self, listener: socket.socket) -> None:
-        threading.Thread(target=self._report_stats, name="voicewire-stats", daemon=True).start()
-        while True:
-            connection, _ = listener.accept()
-            self.attach(connection)
+    def serve(self, listener: EngineListener) -> None:
+        """Serve gateways until the listener is closed."""
+        reporting = threading.Thread(target=self._report_stats, name="voicewire-stats", daemon=True)
+        reporting.start()
+        listener.serve(self.attach)
+        reporting.join()
 
-    def attach(self, connection: socket.socket) -> None:
+    def drain(self, timeout_s: float) -> None:
+        """Ask all gateways to move their requests; returns when none is left, or after the timeout."""
+        self.is_draining = True
+        message = encode(DrainMessage())
+        for gateway in list(self.gateways.values()):
+            gateway.send(message)
+        now_s = idle_since_s = time.monotonic()
+        deadline_s = now_s + timeout_s
+        while now_s < min(deadline_s, idle_since_s + DRAIN_SETTLE_S):
+            time.sleep(DRAIN_POLL_S)
+            now_s = time.monotonic()
+            if not all(gateway.is_idle for gateway in list(self.gateways.values())):
+                idle_since_s = now_s
+
+    def attach(self, connection: ByteSocket) -> None:
         """Serve a gateway on a thread of its own."""
+        if len(self.gateways) >= MAX_GATEWAYS:
+            log.warning("a gateway was closed: %d are connected", MAX_GATEWAYS)
+            connection.close()
+            return
         gateway = GatewayConnection(next(self.numbers), connection)
         gateway.reading = threading.Thread(
             target=self._serve_gateway, args=(gateway,), name="voicewire-gateway-read", daemon=True
         )
         gateway.send(self.hello)
         self.gateways[gateway.number] = gateway
-        if self.has_ended:
+        if self.is_draining:
+            gateway.send(encode(DrainMessage()))
+        if self._ended.is_set():
             gateway.close()
         gateway.reading.start()
 
@@ -295,8 +332,7 @@ class EngineHost:
             gateway.send(encode(encoding_error(command.number, error)))
 
     def _report_stats(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(STATS_EVERY_S):
+        while not self._ended.wait(STATS_EVERY_S):
             message = encode(StatsMessage(self.loop.stats()))
             for gateway in list(self.gateways.values()):
                 gateway.send(message)
@@ -320,7 +356,7 @@ def encoding_error(number: int, error: BaseException) -> VoiceEncoded:
     return VoiceEncoded(number, error=error.info)
 
 
-def read_messages(connection: socket.socket) -> Iterator[list[bytes]]:
+def read_messages(connection: ByteSocket) -> Iterator[list[bytes]]:
     """Whole messages, as many at a time as have come, none while one is not all there, until the end of the stream."""
     rest = bytearray()
     while part := connection.recv(READ_AHEAD_BYTES):
@@ -337,10 +373,7 @@ def find_message_end(data: bytearray, at: int) -> int | None:
     """Return the end of the message that begins there; None while it is incomplete."""
     if len(data) < at + LENGTH.size:
         return None
-    (size,) = LENGTH.unpack_from(data, at)
-    if size > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message has {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
-    end = at + LENGTH.size + int(size)
+    end = at + LENGTH.size + message_size(data, at)
     return end if len(data) >= end else None
 
 
@@ -353,6 +386,16 @@ class ProgressHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         print(PROGRESS + record.getMessage(), flush=True)
+
+
+def load_host(settings: Mapping[str, Any], config: EngineConfig) -> EngineHost:
+    """Load the checkpoint. Raises ``EngineError``."""
+    from engine.load import load_engine
+
+    loaded = load_engine(
+        Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]
+    )
+    return EngineHost(loaded.make_engine, loaded.info, config, loaded.encode_voice, fingerprint=loaded.fingerprint)
 
 
 def exit_with_parent() -> None:
@@ -372,19 +415,12 @@ def main() -> None:
     os.nice(config.process_nice)  # before there is a second thread: it is of this one, and of those that it makes
     threading.Thread(target=exit_with_parent, name="voicewire-parent-watch", daemon=True).start()
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from engine.load import load_engine
-
     try:
-        loaded = load_engine(
-            Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]
-        )
+        host = load_host(settings, config)
+        listener = EngineListener(EngineAddress(settings["socket"]))
     except EngineError as error:
         print(error, flush=True)
         sys.exit(1)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(settings["socket"])
-    listener.listen()
-    host = EngineHost(loaded.make_engine, loaded.info, config, loaded.encode_voice)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     host.start()
     print(READY, flush=True)

@@ -1,7 +1,7 @@
 """Commands and events as bytes between an engine in its own process and the processes in front of it. No torch.
 
 A message is a 4-byte big-endian length and MessagePack; the PCM of its events follows as it is, so that it is never
-copied on the engine's thread. Both ends have the same version: no negotiation.
+copied on the engine's thread. The engine begins with its protocol version; a gateway of another version closes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from engine.api import (
 )
 from engine.errors import ErrorInfo
 from engine.runtime.request import Emitted, RequestReleased
+from engine.tls_socket import Buffer
 
 LENGTH = struct.Struct(">I")
 # What the engine's process prints once it listens; anything else in its place is why it cannot.
@@ -33,6 +34,10 @@ READY = "ready"
 # Begins the lines before that.
 PROGRESS = "progress: "
 MAX_MESSAGE_BYTES = 64 * 2**20
+# Raised by each change of a message that the other end would misread.
+PROTOCOL_VERSION = 1
+# Interval of ``StatsMessage``, by which a gateway also knows that the engine's machine is there.
+STATS_EVERY_S = 0.2
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, tag=True):
@@ -99,6 +104,11 @@ class HelloMessage(msgspec.Struct, frozen=True, tag=True):
     """The first message of the engine on every connection."""
 
     info: EngineInfo
+    version: int = PROTOCOL_VERSION
+    # Of the weights; engines with the same speak alike.
+    fingerprint: str = ""
+    # By name: those that decide what a request may be and how it sounds.
+    options: dict[str, Any] = {}
 
 
 class StatsMessage(msgspec.Struct, frozen=True, tag=True):
@@ -112,13 +122,14 @@ class EventsMessage(msgspec.Struct, frozen=True, tag=True):
     num_pcm_bytes: int = 0
 
 
-Message = HelloMessage | StatsMessage | EventsMessage | VoiceEncoded
+class DrainMessage(msgspec.Struct, frozen=True, tag=True):
+    """The engine is about to end: it takes what is sent, and wants its requests to move to another."""
+
+
+Message = HelloMessage | StatsMessage | EventsMessage | VoiceEncoded | DrainMessage
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
 _message_decoder = msgspec.msgpack.Decoder(Message)
-
-
-Buffer = bytes | memoryview
 
 
 def frame_message(payload: bytes) -> bytes:
@@ -127,6 +138,14 @@ def frame_message(payload: bytes) -> bytes:
 
 def encode(message: Command | Message) -> bytes:
     return frame_message(_encoder.encode(message))
+
+
+def message_size(header: bytes | bytearray, at: int = 0) -> int:
+    """Read the length of the message that begins there. Raises ``ValueError`` above ``MAX_MESSAGE_BYTES``."""
+    size: int = LENGTH.unpack_from(header, at)[0]
+    if size > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message has {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
+    return size
 
 
 def decode_command(payload: bytes) -> Command:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.address import EngineAddress, TlsFiles
 from engine.api import (
     CheckpointReport,
     EngineStats,
@@ -18,11 +19,14 @@ from engine.api import (
     SpeechEngine,
 )
 from engine.child import EngineProcess
-from engine.client import READ_AHEAD_BYTES, Connection, EngineClient, EngineEndpoint, UnixSocket
+from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.config import check_options as check_options
+from engine.endpoint import READ_AHEAD_BYTES, Connection
 from engine.host import EngineHost
 from engine.pool import EnginePool
+from engine.remote_pool import AddressSource, RemotePool
+from engine.standalone import run_engine
 
 if TYPE_CHECKING:
     from engine.load import LoadedCheckpoint
@@ -46,6 +50,10 @@ class EngineThread:
         self._loaded: LoadedCheckpoint | None = None
         self._host: EngineHost | None = None
         self.end_reason = "the engine was closed"
+        self.is_remote = False
+
+    def __str__(self) -> str:
+        return "a thread of this process"
 
     async def connect(self) -> Connection:
         if self._host is not None:
@@ -107,23 +115,50 @@ def create_engine(
 
 def share_engine(
     model: Path | None = None, *, device: str = "auto", dtype: str = "auto", **settings: Any
-) -> tuple[SpeechEngine, tuple[Path, ...]]:
-    """Create an engine in its own process for each device, and the addresses for ``connect_engine``."""
+) -> tuple[SpeechEngine, str]:
+    """Create an engine in its own process for each device, and their addresses for ``connect_engine``."""
     children = [
         EngineProcess(model or EMBEDDED_VOICE, _engine_config(settings, name), name, dtype, is_embedded=model is None)
         for name in map(str.strip, device.split(","))
     ]
-    return _pool_of(children), tuple(child.socket for child in children)
+    clients = [EngineClient(child) for child in children]
+    engine = EnginePool(clients) if len(clients) > 1 else clients[0]
+    return engine, ",".join(str(child.address) for child in children)
 
 
-def connect_engine(addresses: Sequence[Path]) -> SpeechEngine:
-    """The engines that another process keeps running; call ``start`` to connect."""
-    return _pool_of([UnixSocket(address) for address in addresses])
+def connect_engine(
+    addresses: str, certificate: str | None = None, key: str | None = None, ca: str | None = None
+) -> SpeechEngine:
+    """The engines that other processes keep running; call ``start`` to wait for the first.
+
+    ``addresses`` are those of ``AddressSource``, the others PEM files for TLS. Raises ``InvalidRequest``.
+    """
+    tls = TlsFiles.from_settings(certificate, key, ca)
+    return RemotePool(AddressSource(addresses, tls), tls)
 
 
-def _pool_of(endpoints: Sequence[EngineEndpoint]) -> SpeechEngine:
-    clients = [EngineClient(endpoint) for endpoint in endpoints]
-    return EnginePool(clients) if len(clients) > 1 else clients[0]
+def serve_engine(
+    model: Path | None,
+    listen: str,
+    on_ready: Callable[[str], None],
+    *,
+    tls_files: tuple[str | None, str | None, str | None] = (None, None, None),
+    drain_timeout_s: float = 30.0,
+    device: str = "auto",
+    dtype: str = "auto",
+    process: bool | None = None,
+    **settings: Any,
+) -> None:
+    """Run one engine at the address ``listen`` until a signal; ``on_ready`` gets the address.
+
+    ``tls_files`` are certificate, key and CA. ``process`` has no meaning here. Raises ``EngineError`` or ``OSError``.
+    """
+    if "," in device:
+        raise InvalidRequest(f"device is {device!r}; start an engine for each device", "device")
+    folder = {"folder": model or EMBEDDED_VOICE, "device": device, "dtype": dtype, "is_embedded": model is None}
+    address, tls = EngineAddress.parse(listen), TlsFiles.from_settings(*tls_files)
+    config = _engine_config(settings, device)
+    run_engine(folder, config, address, tls, drain_timeout_s, lambda address: on_ready(str(address)))
 
 
 def inspect_checkpoint(model: Path) -> CheckpointReport:

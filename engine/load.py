@@ -26,6 +26,7 @@ from engine.runtime.codec_runners import EagerCodec, GraphCodec, make_eager_stag
 from engine.runtime.codec_stage import CodecStage
 from engine.runtime.engine import MAX_WARM_UP_S, Engine
 from engine.runtime.runner import GraphRunner
+from engine.weights.fingerprint import fingerprint_checkpoint
 from engine.weights.hub import resolve_folder
 
 # Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
@@ -42,6 +43,8 @@ class LoadedCheckpoint(NamedTuple):
     make_engine: Callable[[], Engine]
     # Listens to a checked recording; takes its time, and may be called on any one thread at a time.
     encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
+    # Of the files.
+    fingerprint: str = ""
 
 
 def load_family(
@@ -176,7 +179,8 @@ def load_engine(
     decode_device = None
     if config.decode_device is not None:
         decode_device = validate_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
-    family = load_family(resolve_folder(folder), config, device, dtype, decode_device)
+    folder = resolve_folder(folder)
+    family = load_family(folder, config, device, dtype, decode_device)
     check_decode_device(config, family, device)
 
     def make_engine() -> Engine:
@@ -190,11 +194,11 @@ def load_engine(
         return engine
 
     info = build_engine_info(family.model, family.audio, config, normalize_text=is_embedded)
+    fingerprint = fingerprint_checkpoint(folder)
     if family.encode_voice is None:
-        return LoadedCheckpoint(info, make_engine)
-    return LoadedCheckpoint(
-        msgspec.structs.replace(info, can_encode=True), make_engine, encode_exclusively(family.encode_voice)
-    )
+        return LoadedCheckpoint(info, make_engine, fingerprint=fingerprint)
+    info = msgspec.structs.replace(info, can_encode=True)
+    return LoadedCheckpoint(info, make_engine, encode_exclusively(family.encode_voice), fingerprint)
 
 
 def encode_exclusively(encode: Callable[[ReferenceAudio], ClonedVoice]) -> Callable[[ReferenceAudio], ClonedVoice]:

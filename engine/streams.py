@@ -79,6 +79,11 @@ class EngineStream:
     def request_id(self) -> str:
         return self._request_id
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the terminal event is known, read or not."""
+        return self._ended
+
     def push_text(self, text: str) -> None:
         if self._closed and not self._ended:
             raise InvalidRequest("text cannot follow the end of the text", "text")
@@ -229,8 +234,14 @@ class StreamTable:
             stream.resume(sample_rate)
 
     def pop(self) -> EngineStream | None:
-        """Give up the oldest request."""
-        return self._streams.pop(next(iter(self._streams))) if self._streams else None
+        """Give up the oldest request that has not ended. Its engine, if it still runs, drops it; what it has sent until
+        then has no stream any more."""
+        for epoch, stream in self._streams.items():
+            if not stream.has_ended:
+                del self._streams[epoch]
+                self._send(CancelRequest(epoch))
+                return stream
+        return None
 
     def adopt(self, stream: EngineStream, sample_rate: int) -> None:
         epoch = next(self._epochs)

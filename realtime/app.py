@@ -16,7 +16,7 @@ from realtime.auth import load_authenticator
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.gateway_hub import HubClient
 from realtime.config import ServerConfig, load_config
-from realtime.engine_factory import engine_options, make_engine
+from realtime.engine_factory import make_server_engine
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.dialects.registry import NATIVE_ROUTE
 from realtime.server import SpeechServer
@@ -54,8 +54,7 @@ def create_app(
     """
     config = load_config(environment=os.environ) if config is None else config
     if engine is None:
-        options = {"process": True} | engine_options(config)
-        engine = make_engine(Path(config.engine.model) if config.engine.model else None, **options)
+        engine = make_server_engine(config)
     server = SpeechServer(config, engine, load_authenticator(config.auth), tally)
     switchboard = CallRegistry(config.calls.max_queued_events)
     relay = HubClient(switchboard, exchange, config.calls.remote_command_timeout_s)

@@ -30,6 +30,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "say": Entry("realtime.commands.say", "speak a text, given or still arriving on standard input"),
     "serve": Entry("realtime.commands.serve", "listen for clients and speak to them"),
+    "engine": Entry("realtime.commands.engine", "run one engine at an address, for servers on this or other machines"),
     "bench": Entry("realtime.commands.bench", "load a server with clients, and report what they measured"),
     "voices": Entry("realtime.commands.voices", "list the voices of a model; store, blend and delete voices"),
     "doctor": Entry("realtime.commands.doctor", "list what is missing on this machine, and how to get it"),

@@ -187,6 +187,20 @@ class EngineSettings(SettingsSection, frozen=True):
         Meta(description="Checkpoint folder, or OWNER/NAME of a model on the hub; by default the embedded voice."),
     ] = None
     options: Annotated[dict[str, Any], Meta(description="[Engine options](engine-options.md).")] = {}  # noqa: RUF012  a Struct copies it
+    addresses: Annotated[
+        str | None,
+        Meta(
+            description="Engines of `voicewire engine` to use: `unix:/path` and `tcp://host:port` with commas between "
+            "them, or `file:/path` with one a line. Unset: the server starts its own."
+        ),
+    ] = None
+    tls_certificate: Annotated[
+        str | None, Meta(description="File with the certificate chain for TCP between server and engines.")
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="File with the private key of that certificate.")] = None
+    tls_ca: Annotated[
+        str | None, Meta(description="File with the CA that has signed the certificates of servers and engines.")
+    ] = None
 
 
 class AuthSettings(SettingsSection, frozen=True):

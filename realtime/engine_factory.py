@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from engine.api import CheckpointReport, SpeechEngine
-from realtime.config import ServerConfig, merge_tables
+from realtime.config import EngineSettings, ServerConfig, merge_tables
 
 MODEL_HELP = "checkpoint folder, or OWNER/NAME of a model on the hub (default: the voice that comes with voicewire)"
 
@@ -35,19 +35,43 @@ def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
     return create_engine(model, **settings)
 
 
-def share_engine(model: Path | None, **settings: Any) -> tuple[SpeechEngine, tuple[Path, ...]]:
-    """Create an engine in its own process for each device, not yet started, and the addresses for other processes.
-    Their folders exist from ``start`` to ``aclose``."""
+def make_server_engine(config: ServerConfig) -> SpeechEngine:
+    """Create the engine of a server, or a client of the engines at ``engine.addresses``; not yet started."""
+    if config.engine.addresses:
+        return connect_engine(config.engine.addresses, config.engine)
+    return make_engine(_model_folder(config), **{"process": True} | engine_options(config))
+
+
+def share_engine(config: ServerConfig) -> tuple[SpeechEngine, str]:
+    """Create an engine in its own process for each device, not yet started, and the addresses for other processes."""
     from engine.launch import share_engine as make_shared_engine
 
-    return make_shared_engine(model, **settings)
+    return make_shared_engine(_model_folder(config), **engine_options(config))
 
 
-def connect_engine(addresses: Sequence[Path]) -> SpeechEngine:
-    """Create a client of another process's engines, not yet connected."""
+def connect_engine(addresses: str, settings: EngineSettings) -> SpeechEngine:
+    """Create a client of other processes' engines, not yet connected. Raises ``InvalidRequest``."""
     from engine.launch import connect_engine as make_connected_engine
 
-    return make_connected_engine(addresses)
+    return make_connected_engine(addresses, settings.tls_certificate, settings.tls_key, settings.tls_ca)
+
+
+def serve_engine(config: ServerConfig, listen: str, on_ready: Callable[[str], None]) -> None:
+    """Run one engine at the address ``listen`` until a signal. Raises ``EngineError`` or ``OSError``."""
+    from engine.launch import serve_engine as run_served_engine
+
+    run_served_engine(
+        _model_folder(config),
+        listen,
+        on_ready,
+        tls_files=(config.engine.tls_certificate, config.engine.tls_key, config.engine.tls_ca),
+        drain_timeout_s=config.listen.drain_timeout_s,
+        **engine_options(config),
+    )
+
+
+def _model_folder(config: ServerConfig) -> Path | None:
+    return Path(config.engine.model) if config.engine.model else None
 
 
 def inspect_checkpoint(model: Path) -> CheckpointReport:

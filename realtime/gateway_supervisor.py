@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 from prometheus_client import multiprocess
 
-from engine.api import SpeechEngine
+from engine.api import RunDirectory, SpeechEngine
 from realtime.auth import load_authenticator
 from realtime.calls.gateway_hub import GatewayHub
 from realtime.config import ServerConfig
-from realtime.engine_factory import engine_options, share_engine
+from realtime.engine_factory import connect_engine, share_engine
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.signals import STOP_SIGNALS, run_until_signal
 from realtime.transports.listening_sockets import Ports, open_listeners
@@ -88,8 +88,8 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan that a gateway reads from its standard input."""
 
     config: ServerConfig
-    # Addresses of the engines' processes.
-    engines: tuple[str, ...]
+    # Addresses of the engines, as in ``engine.addresses``.
+    engines: str
     # File of the tally that all gateways keep.
     tally: str
     # The names in it.
@@ -190,28 +190,28 @@ class GatewaySupervisor:
 
 
 async def serve_with_gateways(
-    config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, tuple[Path, ...]] | None = None
+    config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, str] | None = None
 ) -> None:
-    """Serve in front of the engine that ``config`` names, or those ``shared`` at their addresses.
+    """Serve in front of the engines that ``config`` names, or those ``shared`` at their addresses.
 
     Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``.
     """
-    model = Path(config.engine.model) if config.engine.model else None
-    engine, addresses = shared or share_engine(model, **engine_options(config))
+    engine, addresses = shared or find_engines(config)
     reserved = open_listeners(config.listen, share_port=True)
     ports = reserved.ports
     listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)
     counted = counter_names(load_authenticator(config.auth).key_names)
+    run_directory = RunDirectory()
     try:
-        if not await run_until_signal(engine.start()):
+        if engine is not None and not await run_until_signal(engine.start()):
             return
-        folder = addresses[0].parent / "gateways"
-        folder.mkdir()
+        run_directory.make()
+        folder = run_directory.path
         tally = folder / "tally"
         SharedUsageCounters.make_file(tally, counted, config.listen.gateways)
         plan = GatewayPlan(
             config=msgspec.structs.replace(config, listen=listen),
-            engines=tuple(map(str, addresses)),
+            engines=addresses,
             tally=str(tally),
             counted=tuple(counted),
             exchange=str(folder / "exchange"),
@@ -219,5 +219,15 @@ async def serve_with_gateways(
         async with GatewayHub().open(Path(plan.exchange)):
             await GatewaySupervisor(plan, str(folder)).run(lambda: on_ready(ports))
     finally:
-        await engine.aclose()
+        if engine is not None:
+            await engine.aclose()
+        run_directory.remove()
         reserved.close()
+
+
+def find_engines(config: ServerConfig) -> tuple[SpeechEngine | None, str]:
+    """Return the engine to start, ``None`` if others run it, and the addresses for the gateways."""
+    if config.engine.addresses:
+        connect_engine(config.engine.addresses, config.engine)  # refuses what is wrong
+        return None, config.engine.addresses
+    return share_engine(config)

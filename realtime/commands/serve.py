@@ -9,6 +9,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from realtime.app import serve
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"{name} = {field.default!r}: {allowed(field)}" for name, field in settings().items()))
         return 0
     try:
-        config = load_config(args.config, os.environ, collect_settings(args))
+        config = load_config(args.config, os.environ, collect_settings(args, FLAGS))
         configure_logs(config.log)
         raise_fd_limit()
         run_server = serve_with_gateways if config.listen.gateways > 1 else serve
@@ -62,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def collect_settings(args: argparse.Namespace) -> dict[str, object]:
-    """Settings by name, out of all flags. Raises ``ConfigError``."""
-    values: dict[str, object] = {name: getattr(args, flag) for flag, name in FLAGS.items() if getattr(args, flag)}
+def collect_settings(args: argparse.Namespace, flags: Mapping[str, str]) -> dict[str, object]:
+    """Settings by name, out of ``flags`` and ``--set``. Raises ``ConfigError``."""
+    values: dict[str, object] = {name: getattr(args, flag) for flag, name in flags.items() if getattr(args, flag)}
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals:

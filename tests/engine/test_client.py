@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from engine.address import EngineAddress
 from engine.api import (
     CheckpointError,
     EngineInfo,
@@ -27,8 +28,9 @@ from engine.api import (
     SpeechRequest,
 )
 from engine.child import EngineProcess, host_command, host_environment
-from engine.client import EngineClient, UnixSocket
+from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.endpoint import EngineSocket
 from engine.ipc import LENGTH, Command, HelloMessage, SubmitRequest, encode, frame_message
 from engine.launch import create_engine
 from engine.streams import StreamTable, replace_surrogates
@@ -67,15 +69,15 @@ def listening(folder: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def engine(listening: Path) -> AsyncIterator[EngineClient]:
-    engine = EngineClient(UnixSocket(listening))
+    engine = EngineClient(EngineSocket(EngineAddress(str(listening))))
     await engine.start()
     yield engine
     await engine.aclose()
 
 
 def socket_of(engine: EngineClient) -> Path:
-    assert isinstance(engine._endpoint, UnixSocket)
-    return engine._endpoint.socket
+    assert isinstance(engine._endpoint, EngineSocket)
+    return Path(engine._endpoint.address.path)
 
 
 def all_have_audio(engine: EngineClient, num_requests: int) -> bool:
@@ -151,17 +153,17 @@ async def check_recovery(engine: EngineClient, uncut: np.ndarray) -> None:
 
 
 async def test_vanished_gateway_frees_its_requests_alone(engine: EngineClient) -> None:
-    guest = EngineClient(UnixSocket(socket_of(engine)))
+    guest = EngineClient(EngineSocket(EngineAddress(str(socket_of(engine)))))
     await guest.start()
     lost = guest.submit(request("lost", 900))
     await anext(aiter(lost))
     other = asyncio.create_task(speak(engine, request("other", 60)))
     assert guest._writer is not None
     guest._writer.transport.abort()
+    await guest.aclose()
     _, end = await other
     assert end.num_frames == 60
     await until(lambda: not engine.stats().num_running and engine.stats().blocks_free == engine.stats().blocks_total)
-    await guest.aclose()
 
 
 @pytest.mark.parametrize("garbage", [LENGTH.pack(5) + b"\xc1\xff\x00\x01\x02", LENGTH.pack(2**31), b"\x00"])
@@ -186,7 +188,7 @@ async def test_invalid_engine_messages_end_the_connection(tmp_path: Path) -> Non
 
     path = tmp_path / "engine.sock"
     server = await asyncio.start_unix_server(greet, str(path))
-    engine = EngineClient(UnixSocket(path))
+    engine = EngineClient(EngineSocket(EngineAddress(str(path))))
     await engine.start()
     stream = engine.submit(SpeechRequest(request_id="r", text="Hello"))
     for number in range(2):

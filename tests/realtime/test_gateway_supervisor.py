@@ -347,7 +347,12 @@ def test_what_a_killed_server_left_goes_with_the_next(command: list[str], tempor
 def test_the_plan_of_a_gateway_survives_its_way(tmp_path: Path) -> None:
     config = load_config(flags={"listen.gateways": 3, "auth.api_keys": "a:a-key-of-enough-characters"})
     plan = GatewayPlan(
-        config=config, engines=(str(tmp_path),), tally="tally", counted=("connections",), exchange="exchange", column=2
+        config=config,
+        engines=f"unix:{tmp_path}",
+        tally="tally",
+        counted=("connections",),
+        exchange="exchange",
+        column=2,
     )
     assert msgspec.json.decode(msgspec.json.encode(plan), type=GatewayPlan) == plan
 
@@ -383,7 +388,7 @@ async def test_a_gateway_that_does_not_come_up_is_ended_and_forgotten(
     monkeypatch.setattr(gateway_supervisor, "GATEWAY_COMMAND", (sys.executable, "-c", says_who_it_is))
     monkeypatch.setattr(gateway_supervisor, "RESTART_PAUSE_S", 0.01)
     keeper = GatewaySupervisor(
-        GatewayPlan(config=ServerConfig(), engines=(), tally="", counted=(), exchange=""), str(tmp_path)
+        GatewayPlan(config=ServerConfig(), engines="", tally="", counted=(), exchange=""), str(tmp_path)
     )
     assert await keeper._restart(0) is None
     try:

@@ -23,7 +23,7 @@ from realtime import cli
 from realtime.cli import main
 from realtime.commands import doctor
 from realtime.commands.doctor import CheckResult, checkpoint, line, package, program
-from realtime.commands.serve import add_arguments, collect_settings
+from realtime.commands.serve import FLAGS, add_arguments, collect_settings
 from realtime.config import ConfigError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.server_process import wire_address
@@ -102,14 +102,14 @@ def test_flags_are_settings() -> None:
     arguments = parsed(
         "--port", "0", "--host", "::1", "--set", "limits.max_response_chars=5", "--set", "engine.model=a=b"
     )
-    assert collect_settings(arguments) == {
+    assert collect_settings(arguments, FLAGS) == {
         "listen.port": "0", "listen.host": "::1", "limits.max_response_chars": "5", "engine.model": "a=b",
     }  # fmt: skip
 
 
 def test_a_setting_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected NAME=VALUE"):
-        collect_settings(parsed("--set", "limits.max_response_chars"))
+        collect_settings(parsed("--set", "limits.max_response_chars"), FLAGS)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""``voicewire engine`` in real processes, and servers that use it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from realtime.client import open_session
+from realtime.protocol import events as ev
+from tests.engine.served_engine import write_addresses
+from tests.fakes.checkpoints import write_checkpoint
+from tests.realtime.certificates import CertificateAuthority
+from tests.realtime.live_server import hear
+from tests.realtime.server_process import wire_address
+
+TEXT = "Hello there, how are you today?"
+BURST = ev.NativeSpeechSettings(pace="burst")
+PATIENCE_S = 120.0
+QUICK = ("--set", "engine.options.lazy_graph_capture=true", "--set", "debug.engine.admission_utilization=1e6")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+class RunningEngine(NamedTuple):
+    process: subprocess.Popen[str]
+    address: str
+
+
+@contextmanager
+def command(*arguments: str, **streams: int) -> Iterator[subprocess.Popen[str]]:
+    line = [sys.executable, "-m", "realtime.cli", *arguments]
+    environment = os.environ | {"VOICEWIRE_DEBUG": "1"}
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment, **streams) as process:
+        try:
+            yield process
+        finally:
+            for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+                child.kill()
+            process.kill()
+
+
+@contextmanager
+def engine(folder: Path, listen: str, *arguments: str) -> Iterator[RunningEngine]:
+    with command("engine", "--model", str(folder), "--listen", listen, *QUICK, *arguments) as process:
+        assert process.stdout is not None
+        name, address = process.stdout.readline().split()
+        assert name == "engine"
+        yield RunningEngine(process, address)
+
+
+@contextmanager
+def server(addresses: str, *arguments: str) -> Iterator[str]:
+    settings = ["--port", "0", "--set", f"engine.addresses={addresses}", *arguments]
+    with command("serve", *settings, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        yield wire_address(process.stdout.buffer).removesuffix("/v1/speech")
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+
+
+def tls_flags(authority: CertificateAuthority, name: str) -> list[str]:
+    certificate, key = authority.issue(name)
+    files = {"certificate": certificate, "key": key, "ca": authority.certificate}
+    return [part for kind, file in files.items() for part in ("--set", f"engine.tls_{kind}={file}")]
+
+
+async def speaks(url: str) -> None:
+    async with await open_session(url) as client:
+        await client.send(ev.ResponseCreate(response_id="r", settings=BURST, text=TEXT, end=True))
+        done = (await hear(client, "r")).done
+    assert (done.status, done.error) == ("completed", None)
+
+
+@pytest.mark.timeout(300)
+async def test_gateways_use_engines_of_a_file_over_tls(folder: Path, tmp_path: Path) -> None:
+    """One engine is replaced by another; SIGTERM ends the first."""
+    authority, file = CertificateAuthority(tmp_path / "ca"), tmp_path / "engines"
+    with ExitStack() as running:
+        first = running.enter_context(engine(folder, "tcp://0.0.0.0:0", *tls_flags(authority, "one")))
+        assert first.address.startswith("tcp://0.0.0.0:")
+        port = int(first.address.rpartition(":")[2])
+        write_addresses(file, f"tcp://127.0.0.1:{port}")
+        flags = ("--gateways", "2", *tls_flags(authority, "gateway"))
+        url = running.enter_context(server(f"file:{file}", *flags))
+        await speaks(url)
+        unix = f"unix:{tmp_path / 'second.sock'}"
+        second = running.enter_context(engine(folder, unix))
+        assert second.address == unix
+        write_addresses(file, unix)
+        first.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(first.process.wait, PATIENCE_S) == 0
+        await speaks(url)
+        await speaks(url)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "complaint"),
+    [
+        (["--listen", "tcp://0.0.0.0:0"], 1, "tcp://0.0.0.0:0 is not a loopback address"),
+        (["--listen", "nowhere"], 1, "engine address is 'nowhere'"),
+        (["--listen", "tcp://127.0.0.1:0", "--tls-ca", "ca.pem"], 1, "tls_certificate is missing"),
+        (["--listen", "tcp://127.0.0.1:0", "--set", "engine.optoins.x=1"], 2, "engine.optoins.x"),
+        (["--listen", "tcp://127.0.0.1:0", "--set", "engine.options.num_blocks=9"], 1, "num_blocks is a constant"),
+        (["--listen", "tcp://127.0.0.1:0", "--set", "engine.options.device=cpu,cpu"], 1, "an engine for each device"),
+        (["--listen", "tcp://127.0.0.1:0", "--model", "/nowhere"], 1, "/nowhere"),
+    ],
+)
+def test_what_cannot_start_is_explained_in_one_line(arguments: list[str], status: int, complaint: str) -> None:
+    with command("engine", *arguments, stderr=subprocess.PIPE) as process:
+        out, errors = process.communicate(timeout=PATIENCE_S)
+    assert (out, process.returncode) == ("", status)
+    assert complaint in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_server_refuses_wrong_addresses_before_it_listens() -> None:
+    for gateways in ("1", "2"):
+        settings = ["--set", "engine.addresses=tcp://10.0.0.1:9", "--gateways", gateways, "--port", "0"]
+        with command("serve", *settings, stderr=subprocess.PIPE) as process:
+            out, errors = process.communicate(timeout=PATIENCE_S)
+        assert (out, process.returncode) == ("", 1)
+        assert "tcp://10.0.0.1:9 is not a loopback address" in errors
