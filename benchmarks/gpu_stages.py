@@ -30,7 +30,7 @@ from benchmarks.roofline import Roofline
 from engine.config import EngineConfig
 from engine.load import build_engine
 from engine.models.qwen3_tts.codec_program import CodecProgram
-from engine.models.qwen3_tts.frame_program import FrameInputs
+from engine.models.qwen3_tts.frame_program import FrameProgram
 from engine.models.qwen3_tts.load import build_family
 from engine.runtime.engine import Engine
 
@@ -55,7 +55,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
     return build_engine(build_family(model, codec), config, dtype, device)
 
 
-def fill(program: FrameInputs, decoder: CodecProgram, rows: int, context: int) -> None:
+def fill(program: FrameProgram, decoder: CodecProgram, rows: int, context: int) -> None:
     """Prepare rows in the middle of their speech, each with its own blocks."""
     blocks = context // BLOCK + 1
     inputs = program.inputs.host
@@ -74,7 +74,7 @@ def fill(program: FrameInputs, decoder: CodecProgram, rows: int, context: int) -
 
 def stages(engine: Engine, rows: int) -> dict[str, Callable[[], object]]:
     program, decoder = engine.runner.program, engine.stage.codec.program
-    assert isinstance(program, FrameInputs)
+    assert isinstance(program, FrameProgram)
     assert isinstance(decoder, CodecProgram)
     given = {name: value[:rows] for name, value in program.inputs.device.items()}
     settings = program.sampling_tensors(rows, "predictor_")

@@ -7,7 +7,7 @@ here. What a row remembers on the device stands in arrays by slot; what changes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,10 @@ from engine.ops.reference_ops import ReferenceOps
 from engine.ops.stack import PagedStack, StackLayer, rope_tables, run_layers
 from engine.program.buffers import StaticBuffers, to_device
 
-if TYPE_CHECKING:
-    from engine.models.qwen3_tts.config import Qwen3TTSConfig
-    from engine.models.qwen3_tts.talker import Talker
-
 # Frames of codes kept by slot for the decode stage.
 RING_FRAMES = 32
+NO_ID = -1
+STOP = StopOutcome()
 
 
 class FrameProgram:
@@ -38,8 +36,7 @@ class FrameProgram:
 
     def __init__(
         self,
-        config: Qwen3TTSConfig,
-        talker: Talker,
+        model: Qwen3TTS,
         kv: PagedKV,
         ops: ReferenceOps,
         ring: Tensor,
@@ -49,15 +46,20 @@ class FrameProgram:
         max_tokens: int,
         max_blocks: int,
     ) -> None:
-        self.config, self.talker, self.kv, self.ops = config, talker, kv, ops
+        self.config, self.talker, self.kv, self.ops = model.config, model.talker, kv, ops
         # Codes by slot and frame index modulo its length, for the decode stage.
         self.ring = ring
         self.device = kv.data.device
-        self.num_books = config.talker.num_code_groups
+        self.num_books = model.config.talker.num_code_groups
         self._make_tables()
         self._make_stacks(max_blocks * kv.block_size)
         self._make_memory(num_slots)
         self._make_buffers(max_rows, max_tokens, max_blocks)
+        # What the host needs of these to fill the buffers.
+        self.guard_eos, self.eos = model.guard_eos, model.config.talker.control.eos
+        self.book_offsets: list[int] = self.offsets.tolist()
+        self.nothing = [self.no_codec] * self.num_books
+        self.frame_outcomes = [FrameOutcome((code,)) for code in range(self.config.talker.vocab_size)]
 
     def _make_tables(self) -> None:
         """Embedding tables with a row of zeros at the end, for rows that have no codec side."""
@@ -181,19 +183,7 @@ class FrameProgram:
             return residual
         return ResidualStream(self.ops.flush_residual(residual)[num_tokens - 1 :: num_tokens].contiguous())
 
-
-NO_ID = -1
-STOP = StopOutcome()
-
-
-class FrameInputs(FrameProgram):
-    def __init__(self, model: Qwen3TTS, kv: PagedKV, ops: ReferenceOps, ring: Tensor, **sizes: int) -> None:
-        super().__init__(model.config, model.talker, kv, ops, ring, **sizes)
-        self.guard_eos = model.guard_eos
-        self.book_offsets: list[int] = self.offsets.tolist()
-        self.eos = model.config.talker.control.eos
-        self.nothing = [self.no_codec] * self.num_books
-        self.frame_outcomes = [FrameOutcome((code,)) for code in range(self.config.talker.vocab_size)]
+    # -- how rows fill it ----------------------------------------------------------------------------------------
 
     @staticmethod
     def constants(row: SequenceState) -> dict[str, float]:

@@ -20,7 +20,7 @@ from engine.models.qwen3_tts.codec_encoder import CodecEncoder
 from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
 from engine.models.qwen3_tts.config import CodecDecoderConfig, Qwen3TTSConfig, read_config
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs
-from engine.models.qwen3_tts.frame_program import RING_FRAMES, FrameInputs
+from engine.models.qwen3_tts.frame_program import RING_FRAMES, FrameProgram
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.source_filter import SourceFilterDecoder
 from engine.models.qwen3_tts.speaker_encoder import SpeakerEncoder
@@ -130,11 +130,11 @@ def make_codec_program(codec: CodecFront, config: EngineConfig, ring: Tensor) ->
     return CodecProgram(codec, ops, ring, slots, slots, config.max_frames + num_reference)
 
 
-def make_frames(model: Qwen3TTS, context: FrameContext) -> FrameInputs:
+def make_frames(model: Qwen3TTS, context: FrameContext) -> FrameProgram:
     kv, config, ring = context
     assert ring is not None
     width = min(config.max_graph_positions, model.max_positions)
-    return FrameInputs(
+    return FrameProgram(
         model,
         kv,
         select_ops(config, kv.data.device),
