@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as law
 from msgspec import structs
-from torch import Tensor
 
 from engine.api import ClonedVoice, FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
@@ -21,12 +19,11 @@ from engine.layers.transformer import CausalContext
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.cosyvoice3 import model as module
 from engine.models.cosyvoice3.model import CosyVoice3
-from engine.models.cosyvoice3.prompt import CosySequence, RasParams
-from engine.ops.noise import SampleKey
-from engine.runtime.runner import GraphRunner
+from engine.models.cosyvoice3.prompt import CosySequence
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
 from tests.engine.runtime.random_schedule import Order, orders, play
+from tests.engine.sample_recorder import DrawBook, check_identical
 
 ROWS, SEED, MAX_FRAMES = 8, 1000, 45
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -35,37 +32,9 @@ OTHERS = ["hello world", "how are you today", "over the lazy dog", "jumps", "the
 TOLERANCE = 2e-4
 
 
-@dataclass
-class Draw:
-    logits: Tensor
-    choice: int
-
-
-class Book:
-    """Every draw by seed, in order."""
-
-    def __init__(self) -> None:
-        self.by_seed: dict[int, list[Draw]] = {}
-
-    def take(self) -> dict[int, list[Draw]]:
-        found, self.by_seed = self.by_seed, {}
-        return found
-
-
 @pytest.fixture
-def book(monkeypatch: pytest.MonkeyPatch) -> Book:
-    book, draw = Book(), module.sample
-
-    def recorded(
-        logits: Tensor, params: Sequence[RasParams], histories: Sequence[Any], keys: list[SampleKey], noise: Any
-    ) -> Tensor:
-        choices = draw(logits, params, histories, keys, noise)
-        for row, key in enumerate(keys):
-            book.by_seed.setdefault(key.seed, []).append(Draw(logits[row].clone(), int(choices[row])))
-        return choices
-
-    monkeypatch.setattr(module, "sample", recorded)
-    return book
+def book(monkeypatch: pytest.MonkeyPatch) -> DrawBook:
+    return DrawBook().install(monkeypatch, module)
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +56,6 @@ def speak(bench: EngineHarness, **fields: Any) -> int:
     return bench.submit(**(usual | fields))
 
 
-def check_identical(first: list[Draw], second: list[Draw]) -> None:
-    assert len(first) == len(second)
-    for place, (one, other) in enumerate(zip(first, second, strict=True)):
-        assert torch.equal(one.logits, other.logits), f"logits differ at {place}"
-        assert one.choice == other.choice
-
-
 VOICES: list[ClonedVoice | None] = [None, cloned(), cloned(with_transcript=False)]
 
 
@@ -101,7 +63,7 @@ VOICES: list[ClonedVoice | None] = [None, cloned(), cloned(with_transcript=False
 @pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
 @pytest.mark.parametrize("instruct", ["", "happy"])
 def test_paged_steps_equal_one_dense_pass(
-    bench: EngineHarness, book: Book, voice: ClonedVoice | None, layout: TextLayout, instruct: str
+    bench: EngineHarness, book: DrawBook, voice: ClonedVoice | None, layout: TextLayout, instruct: str
 ) -> None:
     row = speak(bench, voice=voice, layout=layout, instruct=instruct)
     assert bench.heard[row].end is None
@@ -116,7 +78,7 @@ def test_paged_steps_equal_one_dense_pass(
     draws = book.take()[SEED]
     hidden = model.forward([speech], [speech.inputs], torch.arange(len(speech.inputs))[None], CausalContext())[0]
     logits = model.talker.logits(hidden)[:, : model.config.talker.speech_ids.num_codes]
-    for draw in draws:
+    for draw in draws.values():
         distance = (logits - draw.logits[: logits.shape[1]]).abs().amax(1).min()
         assert distance < TOLERANCE, "no position of the one pass has these logits"
 
@@ -132,7 +94,7 @@ def arrive(bench: EngineHarness, pieces: Sequence[str], **fields: Any) -> int:
 
 
 @pytest.mark.parametrize("voice", VOICES, ids=["none", "zero-shot", "cross-lingual"])
-def test_any_text_pieces_give_bit_equal_speech(bench: EngineHarness, book: Book, voice: ClonedVoice | None) -> None:
+def test_any_text_pieces_give_bit_equal_speech(bench: EngineHarness, book: DrawBook, voice: ClonedVoice | None) -> None:
     said, pcm = [], []
     for pieces in ([TEXT], list(TEXT), [TEXT[:3], TEXT[3:20], TEXT[20:]]):
         row = arrive(bench, pieces, voice=voice)
@@ -150,20 +112,20 @@ def test_live_text_starves_and_goes_on(bench: EngineHarness) -> None:
     assert heard.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
-def test_voice_sets_the_sound_and_transcript_the_words(bench: EngineHarness, book: Book) -> None:
+def test_voice_sets_the_sound_and_transcript_the_words(bench: EngineHarness, book: DrawBook) -> None:
     draws, pcm = [], []
     for voice in VOICES:
         row = speak(bench, voice=voice)
         bench.run()
         draws.append(book.take()[SEED])
         pcm.append(bench.heard[row].pcm)
-    assert not torch.equal(draws[0][0].logits, draws[1][0].logits), "the transcript is in nobody's prompt"
+    assert not torch.equal(draws[0][0, 0].logits, draws[1][0, 0].logits), "the transcript is in nobody's prompt"
     check_identical(draws[0], draws[2])
     assert len(pcm[0]) == len(pcm[2])
     assert not np.allclose(pcm[0], pcm[2], atol=1e-2), "the recording is in nobody's sound"
 
 
-def test_an_instruction_replaces_the_recording_in_the_prompt(bench: EngineHarness, book: Book) -> None:
+def test_an_instruction_replaces_the_recording_in_the_prompt(bench: EngineHarness, book: DrawBook) -> None:
     speak(bench, voice=cloned(), instruct="请用广东话表达。")
     bench.run()
     first = book.take()[SEED]
@@ -172,11 +134,11 @@ def test_an_instruction_replaces_the_recording_in_the_prompt(bench: EngineHarnes
     check_identical(first, book.take()[SEED])
 
 
-def test_settings_of_a_request_reach_the_draws(bench: EngineHarness, book: Book) -> None:
+def test_settings_of_a_request_reach_the_draws(bench: EngineHarness, book: DrawBook) -> None:
     for sampling in (SamplingParams(seed=1, do_sample=False), SamplingParams(seed=1, temperature=0.0)):
         speak(bench, sampling=sampling)
         bench.run()
-        assert all(draw.choice == int(draw.logits.argmax()) for draw in book.take()[1])
+        assert all(draw.choice == int(draw.logits.argmax()) for draw in book.take()[1].values())
     explicit = SamplingParams(seed=SEED, temperature=1.0, top_k=25, top_p=0.8, repetition_window=10)
     speak(bench)
     bench.run()
@@ -207,32 +169,11 @@ def test_row_that_lost_its_memory_gives_equal_speech(bench: EngineHarness) -> No
     np.testing.assert_allclose(bench.heard[row].pcm, steady, atol=1e-3)
 
 
-@pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
-def test_graphs_give_equal_speech(loaded: LoadedCheckpoint, folder: Path, layout: TextLayout) -> None:
-    """On the CPU the graphs' computations run one by one: other shapes, other operators, the same ids."""
-    config = EngineConfig(
-        num_blocks=300, block_size=8, max_batch_size=4, max_running_requests=4, lazy_graph_capture=True, graphs=True
-    )
-    graphs = load_engine(folder, config, "cpu", "float32", is_embedded=False)
-    said = []
-    for engine in (loaded, graphs):
-        bench = EngineHarness(engine.make_engine())
-        rows = [
-            speak(bench, layout=layout, voice=voice, text=text, sampling=SamplingParams(seed=seed, top_k=top_k))
-            for seed, (voice, text, top_k) in enumerate(zip(VOICES, OTHERS, (25, 128, 5), strict=False))
-        ]
-        bench.run()
-        bench.check_idle()
-        said.append([bench.heard[row].pcm for row in rows])
-    assert isinstance(bench.engine.runner, GraphRunner)
-    for one, other in zip(*said, strict=True):
-        assert len(one) > 0
-        np.testing.assert_allclose(other, one, atol=1e-3)
-
-
 @given(order=orders(max_size=20))
 @law(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-def test_rows_that_come_and_go_leave_others_bit_identical(order: Order, loaded: LoadedCheckpoint, book: Book) -> None:
+def test_rows_that_come_and_go_leave_others_bit_identical(
+    order: Order, loaded: LoadedCheckpoint, book: DrawBook
+) -> None:
     """Every request of a random order against itself alone: all its draws, and the sound but for rounding."""
     bench, book.by_seed = EngineHarness(loaded.make_engine()), {}
 
@@ -249,6 +190,7 @@ def test_rows_that_come_and_go_leave_others_bit_identical(order: Order, loaded: 
         again = alone.submit(**(structs.asdict(heard.spec) | dict(text=text)))
         alone.end_input(again)
         alone.run()
-        mine, whole = (draws.get(heard.spec.sampling.seed, []) for draws in (together, book.take()))
-        check_identical(mine, whole[: len(mine)] if heard.reason is FinishReason.CANCELLED else whole)
+        mine, whole = (draws.get(heard.spec.sampling.seed, {}) for draws in (together, book.take()))
+        is_cut = heard.reason is FinishReason.CANCELLED
+        check_identical(mine, {place: whole[place] for place in mine} if is_cut else whole)
         np.testing.assert_allclose(heard.pcm, alone.heard[again].pcm[: heard.num_samples], atol=1e-3)

@@ -35,10 +35,12 @@ SAMPLINGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def both(folder: Path) -> tuple[LoadedCheckpoint, LoadedCheckpoint]:
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "cpu kernels"])
+def both(request: pytest.FixtureRequest, folder: Path) -> tuple[LoadedCheckpoint, LoadedCheckpoint]:
     plain, static = (
-        load_engine(folder, EngineConfig(**SETTINGS, graphs=graphs, cpu_optimizations=False), "cpu", "float32", False)
+        load_engine(
+            folder, EngineConfig(**SETTINGS, graphs=graphs, cpu_optimizations=request.param), "cpu", "float32", False
+        )
         for graphs in (False, True)
     )
     return plain, static
@@ -59,7 +61,7 @@ def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[LoadedCheckpo
     for loaded in both:
         bench = EngineHarness(loaded.make_engine())
         for number, sampling in enumerate(SAMPLINGS):
-            voice = cloned(17 + number) if number % 2 else None
+            voice = cloned(17 + number, with_transcript=number > 1) if number % 2 else None
             text, layout = TEXT[: 6 * number + 9], (TextLayout.FULL, TextLayout.STREAMING)[number // 2]
             row = bench.submit(text=text[:5], layout=layout, sampling=sampling, voice=voice)
             bench.step()

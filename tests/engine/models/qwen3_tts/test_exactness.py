@@ -17,11 +17,12 @@ from engine.config import EngineConfig
 from engine.launch import EMBEDDED_VOICE
 from engine.layers.transformer import CausalContext
 from engine.load import load_engine
+from engine.models.qwen3_tts import model as model_module
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import QwenSequence
 from tests.engine.engine_harness import EngineHarness
-from tests.engine.models.qwen3_tts.sample_recorder import DrawBook, check_close, check_identical
 from tests.engine.runtime.random_schedule import Order, orders, play
+from tests.engine.sample_recorder import DrawBook, check_close, check_identical
 
 ROWS, SEED = 12, 1000
 TEXT = "the quick brown fox jumps over the lazy dog"
@@ -33,7 +34,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture
 def book(monkeypatch: pytest.MonkeyPatch) -> DrawBook:
-    return DrawBook().install(monkeypatch)
+    return DrawBook().install(monkeypatch, model_module)
 
 
 MakeBench = Callable[..., EngineHarness]

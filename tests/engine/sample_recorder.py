@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from engine.models.qwen3_tts import model as module
 from engine.ops.noise import PhiloxNoise, SampleKey
-from engine.ops.sampler import RowSamplingParams, SamplingBatch
+from engine.ops.sampler import RowSamplingParams
 
 # (frame, codebook) of one request.
 Place = tuple[int, int]
@@ -24,16 +25,22 @@ class Draw:
     choice: int
     key: SampleKey
     codebook: int
-    params: RowSamplingParams
+    # Of models that sample by ``SamplingBatch``.
+    params: RowSamplingParams | None = None
+
+    @property
+    def temperature(self) -> float:
+        return (self.params.temperature if self.params else 0.0) or 1.0
 
     def score(self, index: int) -> float:
         """The draw is the largest of these: logit / temperature - log q."""
         q = PhiloxNoise().exponential([self.key], self.codebook, torch.tensor([[index]]))
-        return float(self.logits[index] / (self.params.temperature or 1.0) - q.log())
+        return float(self.logits[index] / self.temperature - q.log())
 
     def margin(self, other: int) -> float:
         """By how much the choice was preferred to ``other``, or stood above the top-k's border if that is less."""
-        kth = self.logits.topk(min(self.params.top_k or len(self.logits), len(self.logits))).values[-1]
+        top_k = self.params.top_k if self.params else 0
+        kth = self.logits.topk(min(top_k or len(self.logits), len(self.logits))).values[-1]
         border = abs(float(self.logits[other] - kth))
         return min(abs(self.score(self.choice) - self.score(other)), border)
 
@@ -44,15 +51,20 @@ class DrawBook:
     def __init__(self) -> None:
         self.by_seed: dict[int, dict[Place, Draw]] = {}
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> DrawBook:
-        draw = module.sample
+    def install(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> DrawBook:
+        """Record what the model in ``module`` samples."""
+        sample = module.sample
 
-        def recorded(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook: int, noise: Any) -> Tensor:
-            choices = draw(logits, batch, keys, codebook, noise)
-            for row, key in enumerate(keys):
-                params = RowSamplingParams(
-                    float(batch.temperature[row]), int(batch.top_k[row]), float(batch.top_p[row])
-                )
+        def recorded(*args: Any) -> Tensor:
+            choices: Tensor = sample(*args)
+            given = signature(sample).bind(*args).arguments
+            logits, batch, codebook = given["logits"], given.get("batch"), given.get("codebook", 0)
+            for row, key in enumerate(given["keys"]):
+                params = None
+                if batch is not None:
+                    params = RowSamplingParams(
+                        float(batch.temperature[row]), int(batch.top_k[row]), float(batch.top_p[row])
+                    )
                 found = Draw(logits[row].clone(), int(choices[row]), key, codebook, params)
                 self.by_seed.setdefault(key.seed, {})[key.frame, codebook] = found
             return choices
@@ -87,8 +99,7 @@ def check_close(first: dict[Place, Draw], second: dict[Place, Draw], tolerance: 
         assert torch.equal(finite, torch.isfinite(other.logits))
         torch.testing.assert_close(one.logits[finite], other.logits[finite], atol=tolerance, rtol=0)
         if one.choice != other.choice:
-            temperature = one.params.temperature or 1.0
-            assert one.margin(other.choice) <= 2 * tolerance / temperature, f"a clear draw differs at {place}"
+            assert one.margin(other.choice) <= 2 * tolerance / one.temperature, f"a clear draw differs at {place}"
             return count
     assert first.keys() == second.keys()
     return len(first)
