@@ -7,7 +7,6 @@ one row can go through the steps side by side.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,7 +34,7 @@ from engine.models.cosyvoice3.flow_memory import (
 )
 from engine.ops.flow import FlowCall, FlowOps, GroupedConvWeights
 from engine.program.buffers import DeviceEvent, to_device
-from engine.program.capture import GraphSet
+from engine.program.capture import GraphSet, bucket_for
 
 DUMMY_WORKSPACE = 0
 # Sets of inputs on their way to the device at once.
@@ -204,10 +203,6 @@ class FlowProgram:
 CELL_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
-def up_to(sizes: Sequence[int], limit: int) -> list[int]:
-    return [*(size for size in sizes if size < limit), limit]
-
-
 def prompt_of(row: BlockSequence) -> PromptSequence:
     voice = row.prompt if isinstance(row, StreamSequence) else row
     assert isinstance(voice, PromptSequence)
@@ -226,7 +221,7 @@ class FlowRunner:
         self.shape = BlockShape(tokens, config.pre_lookahead_tokens, config.token_mel_ratio, config.ode_steps)
         self.program = FlowProgram(flow, pages, ops, max_cells, num_workspaces, pages.num_pages + 1)
         self.graphs = GraphSet(self.program.run, flow.device, enabled=graphs)
-        self.cell_sizes = up_to(CELL_BUCKETS, max_cells)
+        self.cell_sizes = [*(size for size in CELL_BUCKETS if size < max_cells), max_cells]
         self.table_sizes = ops.table_sizes(pages.num_pages + 1)
         self.pads_tables = flow.device.type == "cuda"
 
@@ -282,10 +277,10 @@ class FlowRunner:
 
     def advance(self, cells: Sequence[FlowBlockTask], num_steps: int) -> None:
         """Run ``count`` ODE steps for all of these together, or as many as are left."""
-        num_cells = self.cell_sizes[bisect_left(self.cell_sizes, len(cells))]
+        num_cells = bucket_for(self.cell_sizes, len(cells))
         num_blocks = max(len(cell.table) for cell in cells)
         if self.pads_tables:
-            num_blocks = self.table_sizes[bisect_left(self.table_sizes, num_blocks)]
+            num_blocks = bucket_for(self.table_sizes, num_blocks)
         self.program.stage(cells, num_cells)
         for _ in range(min(num_steps, *(self.shape.steps - cell.step for cell in cells))):
             self.graphs.replay(num_cells, num_blocks)

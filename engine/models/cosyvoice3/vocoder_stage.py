@@ -6,7 +6,6 @@ last push; how the mel was cut does not show in them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from engine.models.base import Pcm
 from engine.models.cosyvoice3.flow_memory import StreamSequence
 from engine.models.cosyvoice3.hift import LEAD_FRAMES, NO_END, WITHHELD_FRAMES, Hift, HiftState
 from engine.program.buffers import DeviceEvent, to_device
-from engine.program.capture import GraphSet
+from engine.program.capture import GraphSet, bucket_for
 from engine.program.isolate import isolate
 
 MAX_CALL_FRAMES = 100
@@ -218,7 +217,7 @@ class HiftGraphs(HiftBatch):
         sizes = self.sizes.get(num_frames, [])
         if not sizes or num_rows > sizes[-1]:
             return super().decode(slots, mel, ends)
-        padded = sizes[bisect_left(sizes, num_rows)]
+        padded = bucket_for(sizes, num_rows)
         spare = padded - num_rows
         self.slots[:padded] = to_device([*slots, *[DUMMY_SLOT] * spare], torch.int64, self.device)
         self.ends[:padded] = to_device([*ends, *[NO_END] * spare], torch.int64, self.device)
