@@ -264,10 +264,10 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(19_150, 109, 0),
+    "engine": Size(18_620, 107, 0),
     "sessions": Size(9_100, 86, 0),
     "realtime": Size(21_300, 128, 0),
-    "tests": Size(51_900, 294, 7),
+    "tests": Size(51_850, 294, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
