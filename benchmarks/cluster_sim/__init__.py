@@ -1,0 +1,1 @@
+"""A simulated day of a cluster; see ``__main__``."""
