@@ -1,0 +1,1 @@
+"""One client for several speech servers; see ``__main__``."""

@@ -1,0 +1,94 @@
+"""The client of several servers' wires: against our server, and a small one of Nari's wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.__main__ import summarize_level
+from benchmarks.peers.load import Load
+from benchmarks.peers.wires import WIRES, Target
+from tests.benchmarks.nari_server import NariServer
+from tests.realtime.server_process import server
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ("Good morning to all.", "It is late.", "Where have you been?", "Come in, please.")
+OURS = ("native", "openai", "vllm-omni")
+SCRIPT = {"ms_per_char": 20.0, "real_time_factor": 0.05}
+
+
+@pytest.fixture(scope="module")
+def url():
+    with server(SCRIPT) as running:
+        yield running.url.replace("ws", "http", 1)
+
+
+def load_of(wire: str, url: str, tokens_per_second: float = 0.0) -> Load:
+    return Load(WIRES[wire], Target(url=url), TEXTS, tokens_per_second)
+
+
+@pytest.mark.parametrize("loop", ["closed", "open"])
+@pytest.mark.parametrize("wire", OURS)
+def test_each_wire_completes_every_reply(wire, loop, url):
+    load = load_of(wire, url)
+    results = asyncio.run(load.run_closed(2, 4) if loop == "closed" else load.run_open(20, 4))
+    found = summarize_level(loop, 2, results)
+    assert (found["responses"], found["errors"]) == (4, 0), found
+    assert found["ttfa_ms"]["p50"] > 0
+    assert found["audio_s_per_s"] > 0
+
+
+def test_all_wires_deliver_the_same_seconds(url):
+    seconds = {}
+    for wire in OURS:
+        results = asyncio.run(load_of(wire, url).run_closed(1, 4))
+        seconds[wire] = sum(result.audio_s for result in results)
+    assert seconds["openai"] == pytest.approx(seconds["native"], rel=0.02)
+    assert seconds["vllm-omni"] == pytest.approx(seconds["native"], rel=0.02)
+
+
+@pytest.mark.parametrize("wire", ["native", "vllm-omni"])
+def test_text_is_written_at_its_pace(wire, url):
+    (result,) = asyncio.run(load_of(wire, url, tokens_per_second=100).run_closed(1, 1))
+    assert result.error is None
+    assert result.ended_s - result.begun_s > len(TEXTS[0]) / 8 / 100
+
+
+async def run_nari(nari: NariServer, tokens_per_second: float = 0.0) -> dict[str, object]:
+    async with nari as url:
+        results = await load_of("nari", url, tokens_per_second).run_closed(2, 4)
+    return summarize_level("closed", 2, results)
+
+
+@pytest.mark.parametrize("tokens_per_second", [0, 500])
+def test_nari_opens_a_connection_for_each_reply(tokens_per_second):
+    nari = NariServer()
+    found = asyncio.run(run_nari(nari, tokens_per_second))
+    assert (found["errors"], found["continuity"], nari.num_connections) == (0, 1.0, 4)
+
+
+def test_pause_longer_than_the_audio_is_a_gap():
+    longest_s = 0.06 * max(map(len, TEXTS))
+    assert asyncio.run(run_nari(NariServer(stall_s=longest_s)))["continuity"] == 0.0
+
+
+def test_errors_are_counted_by_code():
+    found = asyncio.run(run_nari(NariServer(error="overloaded")))
+    assert found["error_codes"] == {"overloaded": 4}
+    assert found["ttfa_ms"] is None
+
+
+def test_command_reports_each_level(url):
+    command = [sys.executable, "-m", "benchmarks.peers", "--wire", "openai", "--url", url, "--replies", "3"]
+    command += ["--warm-up", "1", "--closed", "1,2", "--open", "20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    levels = json.loads(done.stdout.splitlines()[-1])["levels"]
+    assert [(level["loop"], level["level"], level["errors"]) for level in levels] == [
+        ("closed", 1.0, 0), ("closed", 2.0, 0), ("open", 20.0, 0),
+    ]  # fmt: skip
