@@ -121,6 +121,8 @@ RULES: dict[str, ErrorRule] = {
     "internal_error": ErrorRule(S, 500, CloseCode.INTERNAL_ERROR, "a fault of the server"),
 }
 
+CAPACITY_CODES = frozenset(code for code, rule in RULES.items() if rule.fault is FaultOwner.CAPACITY)
+
 
 def rule_for(code: str) -> ErrorRule:
     return RULES.get(code, RULES["internal_error"])

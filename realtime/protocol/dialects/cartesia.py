@@ -5,7 +5,6 @@ A context of the socket is opened by its first request and closed by the last.
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect, HttpDialect
 from realtime.protocol.dialects.parsing import (
     dump,
+    encode_base64,
     parse_json,
     require_context_id,
     text_only,
@@ -144,7 +144,7 @@ class CartesiaDialect(Dialect):
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
             case model.ContextAudio() if event.context in self._contexts:
-                data = base64.b64encode(event.data).decode()
+                data = encode_base64(event.data)
                 flush_id = self._contexts[event.context].num_flushed + 1
                 yield self._send("chunk", event.context, data=data, step_time=0.0, flush_id=flush_id)
             case model.ContextWords() if event.context in self._contexts:
@@ -255,7 +255,7 @@ class CartesiaSse(CartesiaBytes):
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
             case model.ContextAudio():
-                data = base64.b64encode(event.data).decode()
+                data = encode_base64(event.data)
                 yield self._event("chunk", data=data, done=False, status_code=206, step_time=0.0)
             case model.ContextWords():
                 words = word_timestamps(event.words, self._normalized)

@@ -6,7 +6,6 @@ and idle.
 
 from __future__ import annotations
 
-import base64
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,15 @@ from realtime.protocol.dialects.elevenlabs_common import (
     inactivity_s,
     parse_options,
 )
-from realtime.protocol.dialects.parsing import close_reason, dump, is_true, parse_json, require_context_id, text_only
+from realtime.protocol.dialects.parsing import (
+    close_reason,
+    dump,
+    encode_base64,
+    is_true,
+    parse_json,
+    require_context_id,
+    text_only,
+)
 
 DEFAULT_CONTEXT = "default"
 DEFAULT_INACTIVITY_S, MAX_INACTIVITY_S = 20, 180
@@ -290,7 +297,7 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
         return f" {text}" if self._spaces and text and spoken.last_text and not apart else text
 
     def _send_audio(self, spoken: ElevenLabsTextContext, audio: model.ContextAudio) -> model.SendMessage:
-        return self._send(spoken, base64.b64encode(audio.data).decode())
+        return self._send(spoken, encode_base64(audio.data))
 
     def _send_words(self, spoken: ElevenLabsTextContext) -> model.SendMessage:
         return self._send(spoken, None)

@@ -5,7 +5,6 @@ What a voice says until another takes over is a part of its own; the parts of a 
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,7 @@ from realtime.protocol.dialects.elevenlabs_common import (
     shift_word,
     snake_alignment,
 )
-from realtime.protocol.dialects.parsing import dump, is_true
+from realtime.protocol.dialects.parsing import dump, encode_base64, is_true
 
 IDLE_S = 20.0
 
@@ -166,7 +165,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
             owed_ms, spoken.owed_ms = spoken.owed_ms, 0.0 if start_ms or chars else end_ms
             fill_ms = chars.pop().start_ms if chars and chars[-1].text == " " else start_ms
             chars.append(TimedChar(" ", fill_ms, max(end_ms, fill_ms) + owed_ms))
-        audio = base64.b64encode(data).decode() if data else None
+        audio = encode_base64(data) if data else None
         return model.SendMessage(
             dump(audio=audio, alignment=snake_alignment(chars, start_ms), **self._named_if_many(spoken))
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -21,7 +20,7 @@ from realtime.protocol.dialects.elevenlabs_common import (
     error_answer,
     parse_options,
 )
-from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.dialects.parsing import dump, encode_base64, parse_json
 
 MEDIA_TYPES = {
     "mp3": "audio/mpeg",
@@ -134,7 +133,7 @@ class ElevenLabsTimestampStream(ElevenLabsStream):
                 yield from super().send_event(event)
 
     def _line(self, audio: bytes) -> model.SendMessage:
-        line = dump(audio_base64=base64.b64encode(audio).decode(), **self._pop_times())
+        line = dump(audio_base64=encode_base64(audio), **self._pop_times())
         return model.SendMessage(line + "\n")
 
     def _pop_times(self) -> dict[str, Any]:
@@ -157,7 +156,7 @@ class WithTimestamps(ElevenLabsTimestampStream):
 
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         if isinstance(event, model.ContextEnded) and event.error is None:
-            last = base64.b64encode(self._remainder).decode()
+            last = encode_base64(self._remainder)
             times = dump(**self._pop_times()).removeprefix("{")
             yield model.SendMessage(f'{self._pop_head()}{last}",{times}')
         yield from super().send_event(event)
@@ -166,7 +165,7 @@ class WithTimestamps(ElevenLabsTimestampStream):
         audio = self._remainder + audio
         whole = len(audio) - len(audio) % 3
         self._remainder = audio[whole:]
-        return model.SendMessage(self._pop_head() + base64.b64encode(audio[:whole]).decode())
+        return model.SendMessage(self._pop_head() + encode_base64(audio[:whole]))
 
     def _pop_head(self) -> str:
         head, self._head = self._head, ""

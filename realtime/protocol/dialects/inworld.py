@@ -6,7 +6,6 @@ flush is an interruption, and so is a second one.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect, HttpDialect
-from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
+from realtime.protocol.dialects.parsing import dump, encode_base64, parse_json, require_context_id, text_only
 
 DEFAULT_RATE = 48_000
 ENCODINGS = {
@@ -116,7 +115,7 @@ class InworldDialect(Dialect):
         match event:
             case model.ContextAudio():
                 self._contexts[event.context].sounds = True
-                yield self._result(event.context, audioChunk={"audioContent": base64.b64encode(event.data).decode()})
+                yield self._result(event.context, audioChunk={"audioContent": encode_base64(event.data)})
             case model.ContextWords():
                 spoken = self._contexts[event.context]
                 spoken.last_word_ms = event.words[-1].end_ms
@@ -244,7 +243,7 @@ class InworldStream(HttpDialect):
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
             case model.ContextAudio():
-                yield self._line(audioContent=base64.b64encode(event.data).decode())
+                yield self._line(audioContent=encode_base64(event.data))
             case model.ContextWords():
                 yield self._line(timestampInfo=timestamp_info(event.words, 0.0, self._by_character))
             case _:

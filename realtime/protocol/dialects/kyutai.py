@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.api import ErrorInfo
-from realtime.errors import RemoteProtocolError
+from realtime.errors import CAPACITY_CODES, RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect, HttpDialect
 from realtime.protocol.dialects.parsing import integer, parse_json, unsupported_format
@@ -22,7 +22,6 @@ STEP_BYTES = 4 * 1_920
 FORMATS = {"Pcm": "pcm_f32le", "PcmMessagePack": "pcm_f32le", "OggOpus": "ogg_opus", "OggOpusMessagePack": "ogg_opus"}
 END_OF_TEXT = b"\0"
 CONTEXT = ""
-NO_CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
 
 
 class KyutaiMessage(Struct):
@@ -85,7 +84,7 @@ class KyutaiDialect(Dialect):
 
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         if self._packed:
-            yield self._pack("Error", message="no free channels" if error.code in NO_CAPACITY else error.message)
+            yield self._pack("Error", message="no free channels" if error.code in CAPACITY_CODES else error.message)
 
     def _append(self, text: str) -> Iterator[model.DialectCommand]:
         if text and not self._ended:

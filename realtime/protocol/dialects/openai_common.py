@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, field
 
 from engine.api import ErrorInfo
-from realtime.errors import RemoteProtocolError
+from realtime.errors import CAPACITY_CODES, RemoteProtocolError
 from realtime.protocol.dialects.parsing import unsupported_format
 from realtime.protocol.model import ClientHandshake, RequestedFormat, SpeechOptions
 
@@ -22,7 +22,6 @@ MAX_SPEED = 100
 MAX_AUDIO_END_MS = 1e9
 # Fields kept from earlier updates; others are echoed once, so that a session never grows.
 MERGED_AUDIO_FIELDS = ("format", "voice", "speed", "turn_detection", "transcription", "noise_reduction")
-CAPACITY = ("overloaded", "limit_exceeded", "too_many_connections", "draining")
 SERVER_FAULT_CODES = ("internal_error", "session_error", "engine_error", "engine_timeout", "engine_dead")
 
 
@@ -129,7 +128,7 @@ def _voice(given: Any) -> str | None:
 
 
 def error_fields(error: ErrorInfo, event_id: str | None = None) -> dict[str, Any]:
-    if error.code in CAPACITY:
+    if error.code in CAPACITY_CODES:
         kind = "rate_limit_error"
     else:
         kind = "server_error" if error.code in SERVER_FAULT_CODES else "invalid_request_error"

@@ -7,7 +7,6 @@ Token by token: ``input_text_buffer.append`` with ``delta`` begins a response an
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ from realtime.protocol.dialects.openai_common import (
     to_beta_event,
 )
 from realtime.protocol.dialects.openai_conversation import OpenAIConversation, OpenAIResponse, check_items
-from realtime.protocol.dialects.parsing import dump, parse_json, require_context_id, text_only
+from realtime.protocol.dialects.parsing import dump, encode_base64, parse_json, require_context_id, text_only
 
 MAX_EVENT_ID_CHARS = 512
 IGNORED = ("input_audio_buffer.append", "input_audio_buffer.commit", "output_audio_buffer.clear")
@@ -87,7 +86,7 @@ class OpenAIRealtimeDialect(Dialect):
             return
         match event:
             case model.ContextAudio():
-                yield self._delta(reply, "response.output_audio.delta", base64.b64encode(event.data).decode())
+                yield self._delta(reply, "response.output_audio.delta", encode_base64(event.data))
             case model.ContextWords():
                 last = event.words[-1]
                 yield from self._send_text_delta(reply, last.raw_start + len(last.text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -62,6 +63,10 @@ def unsupported_format(name: str, known: Iterable[str], found: str) -> RemotePro
 def dump(**fields: Any) -> str:
     """A JSON message."""
     return json.dumps(fields, separators=(",", ":"))
+
+
+def encode_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def close_reason(text: str) -> str:

@@ -7,7 +7,6 @@ what it gets).
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.parsing import (
     dump,
+    encode_base64,
     integer,
     parse_json,
     require_context_id,
@@ -96,7 +96,7 @@ class RimeWs3Dialect(Dialect):
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
             case model.ContextAudio():
-                yield self._send("chunk", event.context, data=base64.b64encode(event.data).decode())
+                yield self._send("chunk", event.context, data=encode_base64(event.data))
             case model.ContextWords():
                 yield self._timestamps(event)
             case model.ContextEnded():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +12,7 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.parsing import require_context_id, text_only, unsupported_format
+from realtime.protocol.dialects.parsing import encode_base64, require_context_id, text_only, unsupported_format
 from realtime.protocol.dialects.protobuf import ProtobufField, Schema, decode, encode
 from realtime.protocol.model import Message
 
@@ -139,7 +138,7 @@ def _camel(value: Any) -> Any:
         case list():
             return [_camel(one) for one in value]
         case bytes():
-            return base64.b64encode(value).decode()
+            return encode_base64(value)
     return value
 
 

@@ -6,7 +6,6 @@ there, otherwise while it is written.
 
 from __future__ import annotations
 
-import base64
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.dialects.parsing import dump, encode_base64, parse_json, text_only
 
 SAMPLE_RATE = 24_000
 # Limit for an utterance whose text or audio is buffered: ten minutes are 30 MB.
@@ -225,7 +224,7 @@ class VllmOmniDialect(Dialect):
             chunk_start_ms=start_ms,
             chunk_end_ms=end_ms,
             sample_rate=SAMPLE_RATE,
-            audio_b64=base64.b64encode(data).decode(),
+            audio_b64=encode_base64(data),
             timestamps=words,
         )
 

@@ -134,7 +134,3 @@ def mark_name(text: str) -> str:
 def parameters(given: Mapping[str, object] | None) -> dict[str, str]:
     """Return parameters as texts, long ones cut."""
     return {name[:MAX_NAME_CHARS]: str(value)[:MAX_PARAMETER_CHARS] for name, value in (given or {}).items()}
-
-
-def encode_base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from msgspec import Struct
 
 from realtime.protocol import model
-from realtime.protocol.dialects.parsing import dump, parse_json, text_only
+from realtime.protocol.dialects.parsing import dump, encode_base64, parse_json, text_only
 from realtime.protocol.telephony import base
 
 PAYLOAD = '"payload":'
@@ -83,4 +83,4 @@ class JsonStreamDialect(base.TelephonyDialect):
             self.require_start("audio")
             before, _, behind = dump(**self.media()).rpartition(PAYLOAD + '""')
             self._audio = (before + PAYLOAD + '"', '"' + behind)
-        return base.encode_base64(data).join(self._audio)
+        return encode_base64(data).join(self._audio)
