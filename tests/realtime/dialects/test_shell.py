@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -25,10 +24,7 @@ from tests.realtime.live_server import QUICK, WAIT_S, LiveServer, live_server, u
 class MinimalDialect(Dialect):
     def __init__(self, handshake: model.ClientHandshake) -> None:
         super().__init__(handshake)
-        self.options = model.SpeechOptions(
-            voice=handshake.query.get("voice"),
-            format=model.RequestedFormat(handshake.query.get("encoding", "pcm_s16le")),
-        )
+        self.options = model.SpeechOptions(voice=handshake.query.get("voice"))
         self._turn = 0
         self._open = False
 
@@ -76,35 +72,11 @@ class Pairs(MinimalDialect):
             yield from super().send_event(event)
 
 
-class TinyFile(Dialect):
-    """The same over HTTP: a body in, its audio out."""
-
-    media_type = "audio/pcm"
-
-    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        assert isinstance(message, bytes)
-        yield model.OpenContext("", model.SpeechOptions(voice=self.handshake.query.get("voice")))
-        yield model.AppendText("", message.decode(), last=True)
-
-    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
-        match event:
-            case model.ContextAudio():
-                yield model.SendMessage(event.data)
-            case model.ContextEnded(error=None):
-                yield model.CloseConnection()
-            case model.ContextEnded():
-                yield model.AbortRequest(event.error)
-
-    def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
-        yield model.AbortRequest(error)
-
-
 TINY_WIRES = (
     DialectRoute("/tiny", MinimalDialect, serial=True),
     DialectRoute("/tiny/at-once", MinimalDialect),
     DialectRoute("/tiny/late", MinimalDialect, late_key=True),
     DialectRoute("/tiny/pairs", Pairs),
-    DialectRoute("/tiny/file", TinyFile, "http"),
 )
 KEY = "a-key-of-enough-characters"
 TEXT = "Hello there, how are you?"
@@ -151,18 +123,6 @@ async def code_of(socket: ClientConnection) -> tuple[int, list[str | bytes]]:
             return socket.close_code, said
 
 
-async def test_two_turns_and_a_goodbye(live: LiveServer) -> None:
-    async with dial(live, "/tiny") as socket:
-        for turn in range(2):
-            await socket.send(TEXT)
-            await socket.send("")
-            num_bytes, said = await heard(socket, "done")
-            assert said == [f"done {turn} completed"]
-            assert num_bytes > 2 * 24_000 * len(TEXT) * 0.04 * 0.9
-        await socket.send("bye")
-        assert (await code_of(socket))[0] == 1000
-
-
 @pytest.mark.parametrize(
     ("path", "in_order"), [("/tiny", True), ("/tiny/at-once", False), ("/tiny/at-once?line=a", True)]
 )
@@ -198,21 +158,6 @@ async def test_voices_of_vendors_can_be_given_ours(live: LiveServer) -> None:
         assert other.engine.requests[-1].voice == "ben"
 
 
-async def test_unsupported_format_is_rejected_at_handshake(live: LiveServer) -> None:
-    with pytest.raises(InvalidStatus) as refused:
-        await dial(live, "/tiny?encoding=vorbis")
-    assert refused.value.response.status_code == 400
-
-
-async def test_oversized_or_binary_message_closes_connection(live: LiveServer) -> None:
-    async with dial(live, "/tiny") as socket:
-        await socket.send("x" * 300_000)
-        assert await code_of(socket) == (1009, ["error message_too_big"])
-    async with dial(live, "/tiny") as socket:
-        await socket.send(b"x")
-        assert await code_of(socket) == (1003, ["error binary_not_accepted"])
-
-
 async def test_contexts_beyond_the_limit_end_at_once() -> None:
     async with live_server(dialects__max_contexts_per_connection=1) as live, dial(live, "/tiny") as socket:
         await socket.send(TEXT * 3)
@@ -233,22 +178,6 @@ async def test_pending_text_is_limited_across_contexts() -> None:
         assert failed == ["done 3 failed limit_exceeded"]
         await socket.send("")
         assert [(await heard(socket, "done"))[1] for _ in range(3)] == [[f"done {n} completed"] for n in range(3)]
-
-
-async def test_a_key_in_the_first_message() -> None:
-    async with live_server(auth__api_keys=f"agent:{KEY}") as live:
-        async with dial(live, "/tiny/late") as socket:
-            await socket.send(f"key {KEY}")
-            await socket.send(TEXT)
-            await socket.send("")
-            assert (await heard(socket, "done"))[1] == ["done 0 completed"]
-        for first in (f"key {KEY}x", TEXT):
-            async with dial(live, "/tiny/late") as socket:
-                await socket.send(first)
-                assert await code_of(socket) == (1008, ["error unauthorized"])
-        with pytest.raises(InvalidStatus) as refused:
-            await dial(live, "/tiny")
-        assert refused.value.response.status_code == 401
 
 
 async def test_a_late_key_takes_the_place_that_its_connection_has() -> None:
@@ -375,30 +304,6 @@ async def test_a_key_with_all_its_places_taken_gets_429() -> None:
         with pytest.raises(InvalidStatus) as refused:
             await dial(live, f"/tiny?api_key={KEY}")
         assert (refused.value.response.status_code, refused.value.response.headers["Retry-After"]) == (429, "1")
-
-
-async def test_over_http(live: LiveServer) -> None:
-    async with live.http() as http:
-        answer = await http.post("/tiny/file?voice=zoe", content=TEXT)
-        assert (answer.status_code, answer.headers["Content-Type"]) == (200, "audio/pcm")
-        assert "zoe" in answer.headers["X-Voicewire-Warning"]
-        assert len(answer.content) > 2 * 24_000 * len(TEXT) * 0.04 * 0.9
-        assert (await http.post("/tiny/file", content="x" * 300_000)).status_code == 413
-
-
-async def test_a_failure_over_http_has_a_status_or_cuts_the_body() -> None:
-    async with live_server(FakeSpeechEngine(FakeScript(fail_at_frame=0))) as live, live.http() as http:
-        answer = await http.post("/tiny/file", content=TEXT)
-        assert (answer.status_code, json.loads(answer.content)["error"]["code"]) == (500, "engine_error")
-        live.engine.script = FakeScript(fail_at_frame=5, real_time_factor=0.02)
-        with pytest.raises(Exception, match=r"peer closed|incomplete"):
-            await http.post("/tiny/file", content=TEXT)
-
-
-async def test_a_client_that_leaves_over_http_is_noticed(live: LiveServer) -> None:
-    async with live.http() as http, http.stream("POST", "/tiny/file", content=TEXT * 60) as answer:
-        await anext(answer.aiter_raw())
-    await live.freed()
 
 
 async def test_idle_and_expired_connections_close_with_known_codes() -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -324,11 +325,13 @@ async def test_timestamps_of_a_text_of_signs_are_a_document_too(live: LiveServer
     assert answer.json() == {"audio_base64": "", "alignment": None, "normalized_alignment": None}
 
 
-async def test_failure_before_audio_with_timestamps_has_a_status(live: LiveServer) -> None:
-    live.engine.script_next(FakeScript(fail_at_frame=0))
+async def test_failure_over_http_has_a_status_or_cuts_the_body(live: LiveServer) -> None:
+    live.engine.script_next(FakeScript(fail_at_frame=0), FakeScript(fail_at_frame=5, real_time_factor=0.02))
     async with live.http() as http:
-        path = "/v1/text-to-speech/ada/with-timestamps"
-        answer = await http.post(path, json={"text": TEXT}, headers={"xi-api-key": KEY})
+        asked = {"json": {"text": TEXT}, "headers": {"xi-api-key": KEY}}
+        answer = await http.post("/v1/text-to-speech/ada/with-timestamps", **asked)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.post("/v1/text-to-speech/ada/stream?output_format=pcm_16000", **asked)
     assert (answer.status_code, answer.json()["detail"]["status"]) == (500, "engine_error")
 
 
