@@ -165,10 +165,13 @@ async def test_a_body_that_never_ends() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("stream", [None, True, False])
 @pytest.mark.parametrize(("script", "status"), [(FakeScript(fail_at_frame=0), 500), (FakeScript(die_at_frame=0), 503)])
-async def test_failure_before_first_audio_has_http_status(live: LiveServer, script: FakeScript, status: int) -> None:
+async def test_failure_before_first_audio_has_http_status(
+    live: LiveServer, script: FakeScript, status: int, stream: bool | None
+) -> None:
     live.engine.script_next(script)
-    assert (await error_of(live))[0] == status
+    assert (await error_of(live, stream=stream))[0] == status
 
 
 async def test_a_failure_after_it_cuts_the_answer_short(live: LiveServer) -> None:

@@ -77,15 +77,6 @@ async def test_events(live: LiveServer) -> None:
     assert events[-1]["usage"]["total_tokens"] > 0
 
 
-async def test_leaving_in_the_middle(live: LiveServer) -> None:
-    live.engine.script = FakeScript(ms_per_char=60, first_chunk_s=0.01, real_time_factor=0.5)
-    async with client_of(live) as client:
-        speaking = client.audio.speech.with_streaming_response.create(model="tts-1", voice="ada", input=TEXT * 10)
-        async with speaking as answer:
-            await anext(answer.iter_bytes(100))
-    await until(lambda: live.speech.num_active_responses == 0)
-
-
 async def test_the_model_is_listed(live: LiveServer) -> None:
     async with client_of(live) as client:
         assert [model.id async for model in client.models.list()] == ["fake"]

@@ -136,12 +136,6 @@ async def test_error_after_first_audio_is_an_event(live: LiveServer) -> None:
     assert (last["error"]["code"], last["error"]["type"]) == ("engine_error", "server_error")
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_an_error_before_it_has_a_status(live: LiveServer, stream: bool) -> None:
-    live.engine.script_next(FakeScript(fail_at_frame=0))
-    assert (await post(live, stream=stream))[0] == 500
-
-
 @pytest.mark.parametrize(
     ("name", "rate"),
     [("wav", 8_000), ("pcm", 48_000), ("mp3", 22_050), ("opus", 16_000), ("aac", 44_100), ("flac", 11_025)],
