@@ -46,6 +46,7 @@ __all__ = [
     "ErrorInfo",
     "FinishReason",
     "InvalidRequest",
+    "OrphanedRequest",
     "ReferenceAudio",
     "RequestFinished",
     "RequestParked",
@@ -210,6 +211,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     lead_ms: int | None = None
     # Whose request it is: groups share equally what paced requests leave. Any short string that is no secret.
     group: str = ""
+    # Session whose unfinished requests another gateway may ``claim`` if this one vanishes; empty: none is kept.
+    session_id: str = ""
     # All else must then be as it was at first, the seed given; text that came later is pushed again.
     resume: ResumePoint | None = None
 
@@ -217,6 +220,19 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     def is_burst(self) -> bool:
         """Return whether it has no deadline, so that paced requests go first."""
         return self.lead_ms is None
+
+
+class OrphanedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose gateway vanished. To go on, submit ``request`` with a ``ResumePoint`` and push ``text``."""
+
+    # With the seed that was used.
+    request: SpeechRequest
+    # All that was pushed.
+    text: str
+    text_closed: bool
+    # Of all audio that was sent to the gateway, which need not have sent it on; as in ``ResumePoint``.
+    codes: bytes
+    num_samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +454,12 @@ class SpeechEngine(Protocol):
         """Listen to a recording once, so that requests can speak like it.
 
         Raises ``InvalidRequest`` where ``EngineInfo.can_encode`` is false or the recording cannot be used.
+        """
+        ...
+
+    async def claim(self, session_id: str) -> tuple[OrphanedRequest, ...]:
+        """Take over the unfinished requests of a session whose gateway vanished at most 30 s ago; empty if there are
+        none. Each is given away once.
         """
         ...
 

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from engine.api import (
     ClonedVoice,
@@ -19,6 +20,7 @@ from engine.api import (
     EngineOverloaded,
     EngineStats,
     InvalidRequest,
+    OrphanedRequest,
     ReferenceAudio,
     SpeechRequest,
 )
@@ -31,13 +33,16 @@ from engine.ipc import (
     STATS_EVERY_S,
     CancelEncodeVoice,
     CancelRequest,
+    ClaimSession,
     Command,
     DrainMessage,
     EncodeVoice,
     EventsMessage,
+    Goodbye,
     HelloMessage,
     Message,
     PrefetchVoice,
+    SessionClaimed,
     StatsMessage,
     VoiceEncoded,
     decode_message,
@@ -46,7 +51,7 @@ from engine.ipc import (
     unpack_events,
 )
 from engine.streams import EngineStream, StreamTable
-from engine.validation import check_sample
+from engine.validation import check_sample, check_session_id
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +73,7 @@ class EngineClient:
         self._endpoint = endpoint
         self._streams = StreamTable(self._send)
         self._encodings: dict[int, asyncio.Future[ClonedVoice]] = {}
+        self._claims: dict[int, asyncio.Future[list[OrphanedRequest]]] = {}
         self._numbers = itertools.count(1)
         self._hello: HelloMessage | None = None
         self._stats: EngineStats | None = None
@@ -196,7 +202,7 @@ class EngineClient:
         self.is_draining = False
         self._streams.interrupt(self._endpoint.end_reason)
         self._resume_timer = asyncio.get_running_loop().call_later(RESUME_TIMEOUT_S, self._end_resume)
-        self._fail_encodings()
+        self._fail_answers()
         self.on_connection_change()
 
     def _resume_streams(self) -> None:
@@ -224,8 +230,10 @@ class EngineClient:
             self._resume_timer.cancel()
             self._resume_timer = None
 
-    def _fail_encodings(self) -> None:
-        for future in self._encodings.values():
+    def _fail_answers(self) -> None:
+        """End the calls that wait for an answer of this connection."""
+        waiting: list[asyncio.Future[Any]] = [*self._encodings.values(), *self._claims.values()]
+        for future in waiting:
             if not future.done():
                 future.set_exception(EngineDead(self._endpoint.end_reason))
 
@@ -262,6 +270,9 @@ class EngineClient:
                 self.on_connection_change()
             case VoiceEncoded():
                 self._resolve_encoding(message)
+            case SessionClaimed(number, requests):
+                if (claim := self._claims.get(number)) is not None and not claim.done():
+                    claim.set_result(requests)
 
     def _resolve_encoding(self, answer: VoiceEncoded) -> None:
         future = self._encodings.get(answer.number)
@@ -294,6 +305,18 @@ class EngineClient:
         finally:
             del self._encodings[number]
 
+    async def claim(self, session_id: str) -> tuple[OrphanedRequest, ...]:
+        check_session_id(session_id)
+        if self._writer is None:
+            raise EngineDead("the engine is not running")
+        number = next(self._numbers)
+        future = self._claims[number] = asyncio.get_running_loop().create_future()
+        self._send(ClaimSession(number, session_id))
+        try:
+            return tuple(await future)
+        finally:
+            del self._claims[number]
+
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         known = {voice.name.lower() for voice in self.info.voices}
         for voice in voices:
@@ -315,7 +338,8 @@ class EngineClient:
             await asyncio.wait([self._keeper])
         self._stop_report_timer()
         self._stop_resume_timer()
-        self._fail_encodings()
+        self._fail_answers()
+        self._send(Goodbye())
         closing = self._streams.cancel_all()
         if self._writer is not None:
             self._writer.close()

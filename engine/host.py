@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.address import EngineAddress
-from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished
+from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished, SpeechChunk
 from engine.config import EngineConfig, speech_options
 from engine.errors import EngineError, InvalidRequest
 from engine.ipc import (
@@ -39,11 +39,15 @@ from engine.ipc import (
     STATS_EVERY_S,
     CancelEncodeVoice,
     CancelRequest,
+    ClaimSession,
     Command,
     DrainMessage,
     EncodeVoice,
+    Goodbye,
     HelloMessage,
     PrefetchVoice,
+    RequestCommand,
+    SessionClaimed,
     StatsMessage,
     SubmitRequest,
     VoiceEncoded,
@@ -54,6 +58,7 @@ from engine.ipc import (
 )
 from engine.listener import EngineListener
 from engine.loop import EngineLoop, VoiceEncodingThread
+from engine.orphans import OrphanStore, RecordTable
 from engine.runtime.request import Emitted, RequestReleased
 from engine.tls_socket import Buffer, ByteSocket
 from engine.validation import check_request, check_sample
@@ -91,6 +96,7 @@ class GatewayConnection:
         self.number, self.connection = number, connection
         self.active: set[int] = set()
         self.encodings: dict[int, Future[ClonedVoice]] = {}
+        self.records = RecordTable()
         self._unsent: queue.SimpleQueue[Sequence[Buffer] | None] = queue.SimpleQueue()
         self._num_unsent_bytes = 0
         # Three threads hand messages over, a fourth sends them.
@@ -176,6 +182,7 @@ class EngineHost:
         self.on_exit = on_exit or exit_process
         self._ended = threading.Event()
         self.is_draining = False
+        self.orphans = OrphanStore()
         self.loop = EngineLoop(make_engine, self.deliver, self.on_engine_exit)
 
     def deliver(self, events: list[Emitted]) -> None:
@@ -185,8 +192,11 @@ class EngineHost:
             number, own = epoch >> EPOCH_BITS, epoch & ((1 << EPOCH_BITS) - 1)
             by_gateway.setdefault(number, []).append((own, event))
             gateway = self.gateways.get(number)
-            if gateway and isinstance(event, RequestReleased):
+            if gateway and isinstance(event, SpeechChunk):
+                gateway.records.add_chunk(own, event)
+            elif gateway and isinstance(event, RequestReleased):
                 gateway.active.discard(own)
+                gateway.records.release(own)
         for number, own_events in by_gateway.items():
             if gateway := self.gateways.get(number):
                 gateway.send(*pack_events(own_events))
@@ -267,6 +277,7 @@ class EngineHost:
             log.warning("gateway %d: %s", gateway.number, error)
         finally:
             del self.gateways[gateway.number]
+            self.orphans.keep(gateway.records.snapshot())
             gateway.close_when_sent()
             for encoding in list(gateway.encodings.values()):
                 encoding.cancel()
@@ -283,20 +294,27 @@ class EngineHost:
         return min(self.loop.engine.times.last_s / reads_per_step, MAX_READ_PAUSE_S)
 
     def _execute_command(self, gateway: GatewayConnection, command: Command) -> None:
-        if isinstance(command, PrefetchVoice):
-            self.loop.send(command)
-            return
-        if isinstance(command, EncodeVoice):
-            self._encode(gateway, command)
-            return
-        if isinstance(command, CancelEncodeVoice):
-            if encoding := gateway.encodings.get(command.number):
-                encoding.cancel()
-            return
+        match command:
+            case PrefetchVoice():
+                self.loop.send(command)
+            case EncodeVoice():
+                self._encode(gateway, command)
+            case CancelEncodeVoice(number):
+                if encoding := gateway.encodings.get(number):
+                    encoding.cancel()
+            case ClaimSession(number, session_id):
+                gateway.send(encode(SessionClaimed(number, self.orphans.claim(session_id))))
+            case Goodbye():
+                gateway.records.clear()
+            case _:
+                self._execute_request_command(gateway, command)
+
+    def _execute_request_command(self, gateway: GatewayConnection, command: RequestCommand) -> None:
         if not 0 < command.epoch < 1 << EPOCH_BITS:
             raise ValueError(f"epoch is {command.epoch}; it must lie in 1..{(1 << EPOCH_BITS) - 1}")
         if isinstance(command, SubmitRequest) and not self._validate_request(gateway, command):
             return
+        gateway.records.apply(command.epoch, command)
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
 
     def _validate_request(self, gateway: GatewayConnection, command: SubmitRequest) -> bool:
@@ -312,6 +330,9 @@ class EngineHost:
             gateway.send(*pack_events([(command.epoch, end), (command.epoch, RequestReleased(request.request_id))]))
             return False
         gateway.active.add(command.epoch)
+        if request.session_id:
+            self.orphans.claim(request.session_id)  # its gateway is here
+            gateway.records.submit(command.epoch, request)
         return True
 
     def _encode(self, gateway: GatewayConnection, command: EncodeVoice) -> None:
@@ -333,6 +354,7 @@ class EngineHost:
 
     def _report_stats(self) -> None:
         while not self._ended.wait(STATS_EVERY_S):
+            self.orphans.evict()
             message = encode(StatsMessage(self.loop.stats()))
             for gateway in list(self.gateways.values()):
                 gateway.send(message)

@@ -12,12 +12,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+import numpy as np
 import psutil
 import pytest
 
+from engine.api import FinishReason
+from engine.remote_pool import AddressSource, RemotePool
 from realtime.client import open_session
 from realtime.protocol import events as ev
 from tests.engine.served_engine import write_addresses
+from tests.engine.test_client import all_have_audio, speak, until
+from tests.engine.test_client import request as long_request
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.certificates import CertificateAuthority
 from tests.realtime.live_server import hear
@@ -104,6 +110,49 @@ async def test_gateways_use_engines_of_a_file_over_tls(folder: Path, tmp_path: P
         assert await asyncio.to_thread(first.process.wait, PATIENCE_S) == 0
         await speaks(url)
         await speaks(url)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+async def test_replies_of_an_engine_that_ends_move(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """They have the samples of an uninterrupted one."""
+    file = tmp_path / "engines"
+    with engine(folder, "tcp://127.0.0.1:0") as ending, engine(folder, f"unix:{tmp_path / 'other'}") as other:
+        write_addresses(file, ending.address)
+        pool = RemotePool(AddressSource(f"file:{file}"))
+        await pool.start()
+        try:
+            uncut, _ = await speak(pool, long_request("uncut", 60))
+            specs = [msgspec.structs.replace(long_request(f"r{n}", 60), lead_ms=200) for n in range(4)]
+            speaking = [asyncio.create_task(speak(pool, spec)) for spec in specs]
+            await until(lambda: all_have_audio(pool.clients[0], len(specs)))
+            write_addresses(file, ending.address, other.address)
+            await until(lambda: sum(client.is_available for client in pool.clients) == 2)
+            ending.process.send_signal(number)
+            for pcm, end in await asyncio.gather(*speaking):
+                np.testing.assert_allclose(pcm, uncut, atol=1e-5)
+                assert end.reason is FinishReason.LENGTH
+            status = await asyncio.to_thread(ending.process.wait, PATIENCE_S)
+            assert status == (0 if number is signal.SIGTERM else -number)
+            await speak(pool, long_request("next"))
+        finally:
+            await pool.aclose()
+
+
+@pytest.mark.timeout(300)
+async def test_a_second_signal_ends_the_drain(folder: Path) -> None:
+    with engine(folder, "tcp://127.0.0.1:0") as ending:
+        pool = RemotePool(AddressSource(ending.address))
+        await pool.start()
+        stream = pool.submit(msgspec.structs.replace(long_request("open", 900), text_closed=False))
+        await until(lambda: all_have_audio(pool.clients[0], 1))
+        ending.process.send_signal(signal.SIGTERM)
+        await until(lambda: not pool.is_alive)
+        assert pool.clients[0].is_alive
+        ending.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(ending.process.wait, PATIENCE_S) == 0
+        stream.cancel()
+        await pool.aclose()
 
 
 @pytest.mark.parametrize(
