@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -20,6 +20,7 @@ from realtime.engine_factory import make_server_engine
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.dialects.registry import NATIVE_ROUTE
 from realtime.server import SpeechServer
+from realtime.session_relay import SessionRelay
 from realtime.signals import run_until_signal
 from realtime.transports.audiosocket import AudioSocketServer
 from realtime.transports.call_routes import call_routes
@@ -44,18 +45,21 @@ def create_app(
     engine: SpeechEngine | None = None,
     tally: UsageCounters | None = None,
     exchange: Path | None = None,
+    gateway: int = 0,
 ) -> Starlette:
     """The ASGI application; the engine starts with its lifespan. Without a ``config`` the environment gives it.
 
     The engine gets a process of its own unless its options say otherwise: as a thread it would wait for the sockets'
-    Python code at every operator. Gateways learn of each other's calls by the ``exchange``.
+    Python code at every operator. Gateways, which have numbers, learn of each other's calls by the ``exchange``, and
+    of each other's sessions by sockets beside it.
 
     Raises ``ConfigError``.
     """
     config = load_config(environment=os.environ) if config is None else config
     if engine is None:
         engine = make_server_engine(config)
-    server = SpeechServer(config, engine, load_authenticator(config.auth), tally)
+    server = SpeechServer(config, engine, load_authenticator(config.auth), tally, gateway)
+    session_relay = SessionRelay(server, None if exchange is None else exchange.parent)
     switchboard = CallRegistry(config.calls.max_queued_events)
     relay = HubClient(switchboard, exchange, config.calls.remote_command_timeout_s)
     audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
@@ -68,7 +72,9 @@ def create_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await server.start()
         try:
-            async with relay.open(), audiosocket.open(), mqtt.open(), wyoming.open(), device_ports.open():
+            async with AsyncExitStack() as services:
+                for service in (relay, session_relay, audiosocket, mqtt, wyoming, device_ports):
+                    await services.enter_async_context(service.open())
                 yield
         finally:
             devices.close()

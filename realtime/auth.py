@@ -105,7 +105,7 @@ class Authenticator:
         """Without a secret, tokens are good for this object alone."""
         self._keys = tuple(keys)
         self._max_token_ttl_s = max_token_ttl_s
-        secret = token_secret or secrets.token_bytes()
+        self._secret = secret = token_secret or secrets.token_bytes()
         self._signing_keys = {caller.name: signing_key(secret, digest) for digest, caller in self._keys}
         self._signing_keys = self._signing_keys or {LOCAL.name: secret}
 
@@ -117,6 +117,10 @@ class Authenticator:
     def key_names(self) -> list[str]:
         """Return the key names of all possible callers."""
         return [caller.name for _, caller in self._keys] or [LOCAL.name]
+
+    def derive_secret(self, purpose: bytes) -> bytes:
+        """Return a secret for another purpose than tokens of browsers; the same in every process with the same one."""
+        return hmac.digest(self._secret, purpose, hashlib.sha256)
 
     def authenticate(self, request: HTTPConnection, scope: TokenScope = TokenScope.SPEECH) -> Principal:
         """Return the caller of the request. A token must have the scope. Raises ``RequestRefused``."""
@@ -195,7 +199,8 @@ def load_authenticator(settings: AuthSettings) -> Authenticator:
         raise ConfigError("auth: two API keys have the same name")
     if len({digest for digest, _ in keys}) < len(keys):
         raise ConfigError("auth: two names have the same API key")
-    return Authenticator(keys, load_token_secret(settings.token_secret) if keys else None, settings.max_token_ttl_s)
+    secret = load_token_secret(settings.token_secret) if keys or settings.token_secret is not None else None
+    return Authenticator(keys, secret, settings.max_token_ttl_s)
 
 
 def _from_file(path: str | None) -> Iterator[tuple[bytes, Principal]]:

@@ -20,7 +20,7 @@ from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.events import ResumePosition
-from realtime.resumption import ResumableConversation, resume_refused
+from realtime.resumption import RefusalCause, ResumableConversation, TokenClaims, resume_refused
 from realtime.server import SpeechServer
 from realtime.setting_mapping import wire_settings
 from realtime.speech_api.speech_job import merge_fields, override_settings
@@ -57,6 +57,8 @@ class DialectConnection(ResumableConnection):
         self._session: Session | None = None
         # Set with the session, once the caller is authenticated.
         self._conversation: Conversation
+        # True once another gateway serves the client over this connection.
+        self._is_relayed = False
         # Since when the client is gone and the connection is not.
         self._paused_s = math.inf
         self._warnings: tuple[str, ...] = ()
@@ -113,7 +115,10 @@ class DialectConnection(ResumableConnection):
     def on_tick(self, now_s: float) -> None:
         if not self._is_running:
             return
-        if now_s - self._opened_s >= self._limits.max_session_duration_s:
+        if self._is_relayed:
+            if self._server.draining:
+                self.close("draining")
+        elif now_s - self._opened_s >= self._limits.max_session_duration_s:
             self.close("session_expired")
         elif self._session is None:
             if now_s - self._opened_s >= self._server.config.listen.handshake_timeout_s:
@@ -251,27 +256,45 @@ class DialectConnection(ResumableConnection):
 
     async def _resume(self, command: model.ResumeSession) -> None:
         """Take over the session of a lost connection in place of this one's. Raises ``RequestRefused``."""
-        if self._session is None or command.session_id == self._session.session_id:
+        if (unused := self._session) is None or command.session_id == unused.session_id:
             raise resume_refused()
+        claims = self._server.resumption.check(command.session_id, command.token, self._caller)
+        if claims.gateway != self._server.resumption.gateway:
+            await self._relay(command, claims.gateway, unused)
+            return
+        resumed = self.take_over(command, claims)
+        await unused.aclose()
+        self._apply_all(self._dialect.send_session(resumed))
+
+    def take_over(self, command: model.ResumeSession, claims: TokenClaims) -> model.ResumedSession:
+        """Go on with a session of this gateway. Raises ``RequestRefused``."""
         table = self._server.resumption
-        state = table.verify(ResumableConversation, command.session_id, command.token, self._caller)
-        table.take(state, command.token)
-        unused = self._session
+        state = table.find(ResumableConversation, claims)
+        table.take(state, claims)
         self._session, self._conversation, self._dialect = state.session, state.conversation, state.dialect
         self._opened_s = state.opened_s
         self._conversation.resolver = self._resolver
         self._attach(state)
         contexts = self._conversation.resume(command.responses, self._to_write.set)
         log.info("session resumed", extra=self._facts())
-        await unused.aclose()
-        resumed = model.ResumedSession(
+        return model.ResumedSession(
             self._session.session_id,
             table.token(state),
             self._limits.resume_grace_s,
             wire_settings(self._session.settings),
             contexts,
         )
-        self._apply_all(self._dialect.send_session(resumed))
+
+    async def _relay(self, command: model.ResumeSession, gateway: int, unused: Session) -> None:
+        """Forward everything from now on to the gateway that has the session. Raises ``RequestRefused``."""
+        if self._server.relay is None:
+            raise resume_refused(cause=RefusalCause.GONE)
+        peer = await self._server.relay.connect(gateway, self._caller, command)
+        self._resumable = self._session = None
+        self._is_relayed = True
+        await unused.aclose()
+        log.info("session resumed at another gateway", extra=self._facts())
+        self._begin_close(*await peer.forward(self._link))
 
     def release(self) -> None:
         self._session = None

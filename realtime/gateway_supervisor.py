@@ -7,6 +7,7 @@ import contextlib
 import logging
 import mmap
 import os
+import secrets
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -19,7 +20,7 @@ from prometheus_client import multiprocess
 from engine.api import RunDirectory, SpeechEngine
 from realtime.auth import load_authenticator
 from realtime.calls.gateway_hub import GatewayHub
-from realtime.config import ServerConfig
+from realtime.config import AuthSettings, ServerConfig
 from realtime.engine_factory import connect_engine, share_engine
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.signals import STOP_SIGNALS, run_until_signal
@@ -189,6 +190,12 @@ class GatewaySupervisor:
                 process.send_signal(number)
 
 
+def share_token_secret(auth: AuthSettings) -> AuthSettings:
+    """Return settings with which all gateways have the same secret. With API keys a file holds it."""
+    has_secret = auth.token_secret is not None or auth.keys_file is not None or auth.api_keys is not None
+    return auth if has_secret else msgspec.structs.replace(auth, token_secret=secrets.token_hex())
+
+
 async def serve_with_gateways(
     config: ServerConfig, on_ready: Callable[[Ports], None], shared: tuple[SpeechEngine, str] | None = None
 ) -> None:
@@ -210,7 +217,7 @@ async def serve_with_gateways(
         tally = folder / "tally"
         SharedUsageCounters.make_file(tally, counted, config.listen.gateways)
         plan = GatewayPlan(
-            config=msgspec.structs.replace(config, listen=listen),
+            config=msgspec.structs.replace(config, listen=listen, auth=share_token_secret(config.auth)),
             engines=addresses,
             tally=str(tally),
             counted=tuple(counted),

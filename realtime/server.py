@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import ParamSpec, Protocol
+from typing import TYPE_CHECKING, ParamSpec, Protocol
 
 import msgspec
 
@@ -29,9 +29,13 @@ from sessions.session import Session
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice_file import voices_folder
 
+if TYPE_CHECKING:
+    from realtime.session_relay import SessionRelay
+
 log = logging.getLogger("voicewire.server")
 
 TICK_S = 0.25
+RESUME_PURPOSE = b"voicewire resume token"
 P = ParamSpec("P")
 
 
@@ -54,8 +58,14 @@ class SpeechServer:
     """Owns the engine, the sessions and the connections. Call ``start``, serve, ``drain``, ``aclose``."""
 
     def __init__(
-        self, config: ServerConfig, engine: SpeechEngine, gatekeeper: Authenticator, tally: UsageCounters | None = None
+        self,
+        config: ServerConfig,
+        engine: SpeechEngine,
+        gatekeeper: Authenticator,
+        tally: UsageCounters | None = None,
+        gateway: int = 0,
     ) -> None:
+        """``gateway`` is the number of this process among those of the server."""
         self.config = config
         self.tally = tally or LocalUsageCounters()
         self.engine = engine
@@ -65,7 +75,10 @@ class SpeechServer:
         self.voices = VoiceStore(
             voices_folder(config.voices.folder), config.voices.max_voices, config.voices.max_voices_per_key
         )
-        self.resumption = ResumptionTable()
+        token_ttl_s = config.limits.max_session_duration_s + config.limits.resume_grace_s
+        self.resumption = ResumptionTable(gatekeeper.derive_secret(RESUME_PURPOSE), gateway, token_ttl_s)
+        # Set where there are other gateways.
+        self.relay: SessionRelay | None = None
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.registry = SessionRegistry(
             engine,
@@ -165,16 +178,16 @@ class SpeechServer:
         self.registry.check_capacity(caller.name, caller.max_active_responses)
 
     @contextmanager
-    def track_connection(self, connection: ManagedConnection, caller: Principal) -> Iterator[None]:
-        """Count a connection while the context is open."""
+    def track_connection(self, connection: ManagedConnection, caller: Principal, count: int = 1) -> Iterator[None]:
+        """Count a connection while the context is open; with a ``count`` of 0 another gateway counts it."""
         self._connections.add(connection)
-        self._count(caller, 1)
+        self._count(caller, count)
         try:
             yield
         finally:
             self._connections.remove(connection)
             self._heap_trimmer.note_close()
-            self._count(caller, -1)
+            self._count(caller, -count)
             self._on_drained()
 
     def _count(self, caller: Principal, by: int) -> None:

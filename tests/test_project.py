@@ -266,8 +266,8 @@ class Size(NamedTuple):
 MAX_SIZES = {
     "engine": Size(18_620, 107, 0),
     "sessions": Size(9_100, 86, 0),
-    "realtime": Size(21_300, 128, 0),
-    "tests": Size(51_850, 294, 7),
+    "realtime": Size(21_800, 131, 0),
+    "tests": Size(52_300, 295, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 

@@ -115,13 +115,14 @@ class AgentConnection(ResumableConnection):
 
     def _resume(self, session_id: str, token: str, received_events: str) -> None:
         table = self._server.resumption
-        state = table.verify(AgentState, session_id, token, self._caller)
+        claims = table.check(session_id, token, self._caller)
+        state = table.find(AgentState, claims)
         if not received_events.isdecimal() or len(received_events) > MAX_COUNT_DIGITS:
             raise RequestRefused(
                 "invalid_request", f"received_events must be a count, is {received_events[:20]!r}", "received_events"
             )
         lacking = state.lacking(int(received_events))
-        table.take(state, token)
+        table.take(state, claims)
         self._use(state)
         self._attach(state)
         self._send_session("session.resumed")

@@ -133,11 +133,15 @@ class WebSocketTransport(MessageTransport):
         self._write_timeout_s = timeout_s
         self._line: SocketControls | None = scope.get("extensions", {}).get(EXTENSION)
         self._closed = False
+        # True once the disconnect was received, after which nothing comes.
+        self._is_disconnected = False
 
     async def receive(self) -> str | bytes | None:
+        if self._is_disconnected:
+            return None
         message = await self._receive()
         if message["type"] == "websocket.disconnect":
-            self._closed = True
+            self._closed = self._is_disconnected = True
             self.close_code = message.get("code")
             return None
         text: str | None = message.get("text")

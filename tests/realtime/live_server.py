@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import httpx2 as httpx
@@ -78,16 +79,20 @@ def load_test_config(flags: Mapping[str, object]) -> ServerConfig:
 
 
 @asynccontextmanager
-async def live_server(engine: FakeSpeechEngine | None = None, **flags: object) -> AsyncIterator[LiveServer]:
+async def live_server(
+    engine: FakeSpeechEngine | None = None, exchange: Path | None = None, gateway: int = 0, **flags: object
+) -> AsyncIterator[LiveServer]:
     """A server of which everything is free again in the end."""
-    async with unchecked_server(engine, **flags) as live:
+    async with unchecked_server(engine, exchange, gateway, **flags) as live:
         yield live
         if isinstance(live.engine, FakeSpeechEngine):
             await live.freed()
 
 
 @asynccontextmanager
-async def unchecked_server(engine: FakeSpeechEngine | None = None, **flags: object) -> AsyncIterator[LiveServer]:
+async def unchecked_server(
+    engine: FakeSpeechEngine | None = None, exchange: Path | None = None, gateway: int = 0, **flags: object
+) -> AsyncIterator[LiveServer]:
     """Flags are settings or constants, with two underscores for the dot."""
     settings = {name.replace("__", "."): value for name, value in flags.items()}
     config = load_test_config(
@@ -100,7 +105,7 @@ async def unchecked_server(engine: FakeSpeechEngine | None = None, **flags: obje
         | settings
     )
     engine = engine or FakeSpeechEngine(QUICK)
-    app = create_app(config, engine)
+    app = create_app(config, engine, exchange=exchange, gateway=gateway)
     server_config = UvicornConfig(app, config.listen, config.limits)
     server_config.load()
     listeners = open_listeners(config.listen)

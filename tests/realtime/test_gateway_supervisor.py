@@ -82,12 +82,12 @@ class Served:
                 await asyncio.sleep(0.05)
         return statuses
 
-    async def sessions_on_each(self) -> dict[int, NativeClient]:
+    async def sessions_on_each(self, query: str = "") -> dict[int, NativeClient]:
         """One session on each gateway, by its process id; the system chooses where a connection goes."""
         found: dict[int, NativeClient] = {}
         async with asyncio.timeout(PATIENCE_S):
             while len(found) < NUM_GATEWAYS:
-                client = await open_session(self.url)
+                client = await open_session(self.url + query)
                 pid = self.owner_of(client)
                 if pid in found:
                     await client.aclose()
@@ -195,6 +195,47 @@ async def test_killed_gateway_drops_only_its_sessions_and_restarts(served: Serve
 
 
 @pytest.mark.timeout(300)
+async def test_session_resumes_at_the_other_gateway(served: Served) -> None:
+    (_, first), (other_pid, second) = (await served.sessions_on_each("?resume=true")).items()
+    settings = ev.NativeSpeechSettings(
+        format=ev.NativeAudioFormat(encoding="pcm_s16le"), pace="lead", lead_ms=400, seed=7, max_frames=40
+    )
+    await first.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT, end=True))
+    audio = [await next_of(first, ev.AudioMessage)]
+    first.abort()
+    position = ev.ResumePosition(response_id="r", received_samples=end_of(audio[-1]))
+    created = first.created
+    await second.send(ev.SessionResume(created.session_id, created.resume_token, responses=(position,)))
+    rest = await hear(second)
+    audio += rest.audio
+    assert served.owner_of(second) == other_pid
+    assert [message.sample_time for message in audio] == [0, *map(end_of, audio[:-1])]
+    assert (rest.done.status, end_of(audio[-1])) == ("completed", rest.done.audio_samples)
+    await second.send(ev.SessionClose())
+    assert await close_code(second) == 1000
+
+
+async def test_resume_from_a_killed_gateway_is_refused_at_once(served: Served) -> None:
+    (owner_pid, first), (_, second) = (await served.sessions_on_each("?resume=true")).items()
+    await first.send(ev.ResponseCreate(response_id="r", text=TEXT))
+    await next_of(first, ev.ResponseCreated)
+    os.kill(owner_pid, signal.SIGKILL)
+    assert await close_code(first) == 1006
+    created = first.created
+    await second.send(ev.SessionResume(created.session_id, created.resume_token))
+    assert (await next_of(second, ev.ErrorEvent)).code == "resume_refused"
+    await second.send(ev.ResponseCreate(response_id="own", settings=BURST, text=TEXT, end=True))
+    assert (await hear(second)).done.status == "completed"
+    await second.aclose()
+    for client in (await served.sessions_on_each()).values():
+        await client.aclose()
+
+
+def end_of(message: ev.AudioMessage) -> int:
+    """Sample time behind a message of PCM."""
+    return message.sample_time + sum(map(len, message.packets)) // 2
+
+
 async def test_agents_on_any_gateway_speak_into_a_call_on_one(served: Served) -> None:
     agents: dict[int, ClientConnection] = {}
     while len(agents) < NUM_GATEWAYS:
