@@ -59,8 +59,8 @@ def create_app(
     if engine is None:
         engine = make_server_engine(config)
     server = SpeechServer(config, engine, load_authenticator(config.auth), tally, gateway)
-    session_relay = SessionRelay(server, None if exchange is None else exchange.parent)
     switchboard = CallRegistry(config.calls.max_queued_events)
+    session_relay = SessionRelay(server, switchboard, None if exchange is None else exchange.parent)
     relay = HubClient(switchboard, exchange, config.calls.remote_command_timeout_s)
     audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
     mqtt = MqttBridge(server, switchboard)

@@ -20,7 +20,8 @@ from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.events import ResumePosition
-from realtime.resumption import RefusalCause, ResumableConversation, TokenClaims, resume_refused
+from realtime.relayed_client import RelayRequest
+from realtime.resumption import ResumableConversation, TokenClaims, resume_refused
 from realtime.server import SpeechServer
 from realtime.setting_mapping import wire_settings
 from realtime.speech_api.speech_job import merge_fields, override_settings
@@ -287,14 +288,12 @@ class DialectConnection(ResumableConnection):
 
     async def _relay(self, command: model.ResumeSession, gateway: int, unused: Session) -> None:
         """Forward everything from now on to the gateway that has the session. Raises ``RequestRefused``."""
-        if self._server.relay is None:
-            raise resume_refused(cause=RefusalCause.GONE)
-        peer = await self._server.relay.connect(gateway, self._caller, command)
+        relayed = await self._server.reach_gateway(gateway, RelayRequest(self._caller, command))
         self._resumable = self._session = None
         self._is_relayed = True
         await unused.aclose()
         log.info("session resumed at another gateway", extra=self._facts())
-        self._begin_close(*await peer.forward(self._link))
+        self._begin_close(*await relayed.forward(self._link))
 
     def release(self) -> None:
         self._session = None

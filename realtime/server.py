@@ -17,7 +17,7 @@ from realtime.config import ServerConfig
 from realtime.errors import RequestRefused
 from realtime.memory import HeapTrimmer
 from realtime.metrics import ServerMetrics
-from realtime.resumption import ResumptionTable
+from realtime.resumption import RefusalCause, ResumptionTable, resume_refused
 from realtime.setting_mapping import default_settings
 from realtime.voice_cloner import VoiceCloner
 from sessions.admission import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
@@ -30,6 +30,7 @@ from sessions.voices.store import VoiceStore
 from sessions.voices.voice_file import voices_folder
 
 if TYPE_CHECKING:
+    from realtime.relayed_client import RelayedClient, RelayRequest
     from realtime.session_relay import SessionRelay
 
 log = logging.getLogger("voicewire.server")
@@ -178,17 +179,25 @@ class SpeechServer:
         self.registry.check_capacity(caller.name, caller.max_active_responses)
 
     @contextmanager
-    def track_connection(self, connection: ManagedConnection, caller: Principal, count: int = 1) -> Iterator[None]:
-        """Count a connection while the context is open; with a ``count`` of 0 another gateway counts it."""
+    def track_connection(
+        self, connection: ManagedConnection, caller: Principal, num_counted: int = 1
+    ) -> Iterator[None]:
+        """Count a connection while the context is open; of a relayed client another gateway counts one."""
         self._connections.add(connection)
-        self._count(caller, count)
+        self._count(caller, num_counted)
         try:
             yield
         finally:
             self._connections.remove(connection)
             self._heap_trimmer.note_close()
-            self._count(caller, -count)
+            self._count(caller, -num_counted)
             self._on_drained()
+
+    async def reach_gateway(self, gateway: int, request: RelayRequest) -> RelayedClient:
+        """Reach the gateway of a session. Raises ``RequestRefused``."""
+        if self.relay is None:
+            raise resume_refused(cause=RefusalCause.GONE)
+        return await self.relay.connect(gateway, request)
 
     def _count(self, caller: Principal, by: int) -> None:
         self.tally.add(CONNECTIONS, by)

@@ -14,14 +14,17 @@ from pathlib import Path
 
 import msgspec
 
-from engine.api import SpeechError
+from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
+from realtime.calls.call_registry import CallRegistry
 from realtime.dialect_connection import DialectConnection
-from realtime.errors import CloseCode
+from realtime.errors import RequestRefused
 from realtime.protocol import model
 from realtime.protocol.dialects.registry import NATIVE_ROUTE
+from realtime.relayed_client import RelayedClient, RelayRequest
 from realtime.resumption import RefusalCause, ResumableConversation, TokenClaims, resume_refused
 from realtime.server import SpeechServer
+from realtime.transports.call_routes import AgentConnection
 from realtime.transports.relay_transport import RelayTransport
 from realtime.transports.transport import MessageTransport, write_timeout_s
 
@@ -30,56 +33,13 @@ log = logging.getLogger("voicewire.gateways")
 # The session's gateway answers within this time, or counts as gone.
 ANSWER_TIMEOUT_S = 2.0
 ACCEPTED = "accepted"
-GATEWAY_LOST = (CloseCode.SERVICE_RESTART, "gateway_lost")
-
-
-class RelayRequest(msgspec.Struct, frozen=True):
-    """Asks the gateway of a session to serve a client that has reached another one."""
-
-    caller: Principal
-    command: model.ResumeSession
-
-
-class RelayedClient:
-    """A client of this gateway whose session is at another one."""
-
-    def __init__(self, peer: RelayTransport) -> None:
-        self._peer = peer
-
-    async def forward(self, link: MessageTransport) -> tuple[int, str]:
-        """Forward messages until either side closes; returns code and reason for the client's close."""
-        both = [
-            asyncio.create_task(self._forward_to_session(link), name="voicewire relay up"),
-            asyncio.create_task(self._forward_to_client(link), name="voicewire relay down"),
-        ]
-        try:
-            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in both:
-                task.cancel()
-            await asyncio.wait(both)
-            await self._peer.aclose()
-        if self._peer.close_code is None:
-            return GATEWAY_LOST
-        return self._peer.close_code, self._peer.close_reason
-
-    async def _forward_to_session(self, link: MessageTransport) -> None:
-        while (message := await link.receive()) is not None:
-            await self._peer.send(message)
-        await self._peer.close(link.close_code)
-
-    async def _forward_to_client(self, link: MessageTransport) -> None:
-        while (message := await self._peer.receive()) is not None:
-            await link.send(message)
 
 
 class SessionRelay:
     """The relay of one gateway. Does nothing without a ``folder``, which is private and the same for all gateways."""
 
-    def __init__(self, server: SpeechServer, folder: Path | None) -> None:
-        self._server, self._folder = server, folder
+    def __init__(self, server: SpeechServer, switchboard: CallRegistry, folder: Path | None) -> None:
+        self._server, self._switchboard, self._folder = server, switchboard, folder
         self._write_timeout_s = write_timeout_s(server.config.limits)
 
     @asynccontextmanager
@@ -102,44 +62,55 @@ class SessionRelay:
         assert self._folder is not None
         return self._folder / f"sessions-{gateway}"
 
-    async def connect(self, gateway: int, caller: Principal, command: model.ResumeSession) -> RelayedClient:
+    async def connect(self, gateway: int, request: RelayRequest) -> RelayedClient:
         """Reach the gateway of a session. Raises ``RequestRefused`` if it is gone or refuses the client."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._path(gateway))
                 peer = RelayTransport(reader, writer, self._write_timeout_s)
-                await peer.write(msgspec.json.encode(RelayRequest(caller, command)))
+                await peer.write(msgspec.json.encode(request))
                 answer = await peer.receive()
         except OSError:  # also a time-out
             raise resume_refused(cause=RefusalCause.GONE) from None
-        if answer != ACCEPTED:
-            await peer.aclose()
-            raise resume_refused()
-        return RelayedClient(peer)
+        if answer == ACCEPTED:
+            return RelayedClient(peer)
+        await peer.aclose()
+        if answer is None:
+            raise resume_refused(cause=RefusalCause.GONE)
+        info = msgspec.json.decode(answer, type=ErrorInfo)
+        raise RequestRefused(info.code, info.message, info.param, info.retry_after_ms)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a client of another gateway."""
         peer = RelayTransport(reader, writer, self._write_timeout_s)
         try:
             request = msgspec.json.decode(await peer.receive() or b"", type=RelayRequest)
-            connection = self._take_over(request)
-        except (SpeechError, msgspec.MsgspecError):
+            connection = self._open(request, peer)
+        except SpeechError as error:
+            await peer.write(msgspec.json.encode(error.info))
+            await peer.aclose()
+            return
+        except msgspec.MsgspecError:
             peer.abort()
             return
         await peer.write(ACCEPTED)
         try:
-            await connection.run(peer)
+            await connection.run_relayed(peer)
         finally:
             await connection.aclose()
             await peer.aclose()
 
-    def _take_over(self, request: RelayRequest) -> RelayedConnection:
+    def _open(self, request: RelayRequest, peer: RelayTransport) -> RelayedConnection | RelayedAgent:
         """Take a session from its connection. Raises ``RequestRefused``."""
+        if request.command is None:
+            agent = RelayedAgent(self._server, self._switchboard, request.caller, peer)
+            agent.open(None, request.query, num_counted=0)
+            return agent
         table = self._server.resumption
         claims = table.check(request.command.session_id, request.command.token, request.caller)
         dialect = table.find(ResumableConversation, claims).dialect
         connection = RelayedConnection(self._server, NATIVE_ROUTE, dialect)
-        connection.open_relayed(request, claims)
+        connection.open_relayed(request.caller, request.command, claims)
         return connection
 
 
@@ -148,15 +119,25 @@ class RelayedConnection(DialectConnection):
 
     _resumed: model.ResumedSession
 
-    def open_relayed(self, request: RelayRequest, claims: TokenClaims) -> None:
+    def open_relayed(self, caller: Principal, command: model.ResumeSession, claims: TokenClaims) -> None:
         """Take over the session. Raises ``RequestRefused``."""
-        self._caller = request.caller
+        self._caller = caller
         self._has_received = True
-        self._resumed = self.take_over(request.command, claims)
-        self._entered.enter_context(self._server.track_connection(self, request.caller, count=0))
+        self._resumed = self.take_over(command, claims)
+        self._entered.enter_context(self._server.track_connection(self, caller, num_counted=0))
 
-    async def run(self, link: MessageTransport, body: bytes | None = None) -> None:
+    async def run_relayed(self, link: MessageTransport) -> None:
         await self._run(link)
 
     async def _start(self) -> None:
         self._apply_all(self._dialect.send_session(self._resumed))
+
+
+class RelayedAgent(AgentConnection):
+    """The same of an agent."""
+
+    async def run_relayed(self, link: MessageTransport) -> None:
+        await self._run(link)
+
+    async def aclose(self) -> None:
+        self.release_resources()

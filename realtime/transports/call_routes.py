@@ -26,10 +26,11 @@ from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused
 from realtime.protocol import model
 from realtime.protocol.call_events import AgentSession, parse_command, serialize
 from realtime.protocol.native import parse_flag
+from realtime.relayed_client import RelayedClient, RelayingConnection, RelayRequest
 from realtime.resumption import ResumableState, resume_refused
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import read_body, refusal_response
-from realtime.transports.transport import WebSocketTransport, write_timeout_s
+from realtime.transports.transport import MessageTransport, WebSocketTransport, write_timeout_s
 
 log = logging.getLogger("voicewire.calls")
 
@@ -38,6 +39,7 @@ PATH = "/v1/calls"
 MAX_RETAINED_EVENTS = 1_024
 MAX_COUNT_DIGITS = 15
 KEEPALIVE_INTERVAL_S = 15.0
+RESUME_PARAMETERS = ("session_id", "resume_token", "received_events")
 EVENT_STREAM = "text/event-stream"
 
 
@@ -53,6 +55,9 @@ class AgentEndpoint:
             caller = self._server.gatekeeper.require_api_key(websocket)
             self._server.check_connection_limits(caller)
             link = WebSocketTransport(scope, receive, send, write_timeout_s(self._server.config.limits))
+            if (relayed := await self._reach_session(caller, websocket.query_params)) is not None:
+                await self._relay(relayed, caller, websocket, link)
+                return
             connection = AgentConnection(self._server, self._switchboard, caller, link)
             connection.open(websocket.path_params.get("call_id"), websocket.query_params)
         except SpeechError as error:
@@ -64,6 +69,28 @@ class AgentEndpoint:
             await connection.run()
         finally:
             connection.release_resources()
+
+    async def _reach_session(self, caller: Principal, query: Mapping[str, str]) -> RelayedClient | None:
+        """Reach the gateway of a session, if that is another one. Raises ``RequestRefused``."""
+        if "session_id" not in query:
+            return None
+        table = self._server.resumption
+        claims = table.check(query["session_id"], query.get("resume_token", ""), caller)
+        if claims.gateway == table.gateway:
+            return None
+        wanted = {name: query[name] for name in RESUME_PARAMETERS if name in query}
+        return await self._server.reach_gateway(claims.gateway, RelayRequest(caller, query=wanted))
+
+    async def _relay(
+        self, relayed: RelayedClient, caller: Principal, websocket: WebSocket, link: WebSocketTransport
+    ) -> None:
+        connection = RelayingConnection(self._server, relayed)
+        try:
+            with self._server.track_connection(connection, caller):
+                await websocket.accept()
+                await connection.run(link)
+        finally:
+            await relayed.aclose()
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +116,7 @@ class AgentConnection(ResumableConnection):
     """Call ``open``, ``run``, ``release_resources``."""
 
     def __init__(
-        self, server: SpeechServer, switchboard: CallRegistry, caller: Principal, link: WebSocketTransport
+        self, server: SpeechServer, switchboard: CallRegistry, caller: Principal, link: MessageTransport
     ) -> None:
         super().__init__(server)
         self._switchboard, self._caller, self._link = switchboard, caller, link
@@ -98,7 +125,7 @@ class AgentConnection(ResumableConnection):
         self._agent: AgentSubscription
         self._held: ExitStack
 
-    def open(self, call_id: str | None, query: Mapping[str, str]) -> None:
+    def open(self, call_id: str | None, query: Mapping[str, str], num_counted: int = 1) -> None:
         """Subscribe to calls, or go on with the session of a lost connection. Raises ``RequestRefused``."""
         if "session_id" in query:
             self._resume(query["session_id"], query.get("resume_token", ""), query.get("received_events", ""))
@@ -111,7 +138,7 @@ class AgentConnection(ResumableConnection):
             if is_resumable:
                 self._attach(self._state)
                 self._send_session("session.created")
-        self._entered.enter_context(self._server.track_connection(self, self._caller))
+        self._entered.enter_context(self._server.track_connection(self, self._caller, num_counted))
 
     def _resume(self, session_id: str, token: str, received_events: str) -> None:
         table = self._server.resumption

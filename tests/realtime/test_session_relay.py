@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import random
 import tempfile
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from realtime.calls.gateway_hub import GatewayHub
 from realtime.client import NativeClient, open_session
@@ -29,8 +32,12 @@ from tests.realtime.test_resume import (
     OPENING_BYTES,
     RESUMABLE,
     SCRIPT,
+    VONAGE,
     CuttingProxy,
     Listener,
+    ResumingAgent,
+    dial_agent,
+    key_press,
     resume,
     settings_of,
     speak,
@@ -102,6 +109,53 @@ async def test_cuts_between_gateways_change_no_packet(name: str, pace: str, num_
             )
             num_connections += cut.num_connections
     assert num_connections > 3 * num_replies
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_agent_cut_between_gateways_misses_nothing(seed: int) -> None:
+    rng, num_keys, num_replies = random.Random(seed), 60, 20
+    async with gateways() as lives, turning_proxy(lives) as (proxy, url):
+        line = await connect(lives[seed % 2].url + "/v1/calls/vonage", compression=None, proxy=None)
+        await line.send(VONAGE)
+        await until(lambda: all(live.speech.relay._switchboard.calls("local") for live in lives))
+        [call] = lives[0].speech.relay._switchboard.calls("local")
+        proxy.budgets = [rng.randrange(400, 4_000) for _ in range(6)]
+        say = {"type": "say", "call_id": call.call_id, "text": "Well,", "end": False}
+        agent = ResumingAgent(url, [json.dumps(say | {"reply_id": f"r{n}"}) for n in range(num_replies)])
+        async with asyncio.timeout(60):
+            running = asyncio.create_task(agent.run(1 + num_keys + num_replies))
+            await until(lambda: bool(agent.events))
+            for digit in range(num_keys):
+                await line.send(key_press(digit % 10))
+                await asyncio.sleep(0.002)
+            await running
+        await line.close()
+        assert [event["digit"] for event in agent.events if event["type"] == "call.dtmf"] == list("0123456789" * 6)
+        accepted = [event["reply_id"] for event in agent.events if event["type"] == "reply.accepted"]
+        assert accepted == [f"r{n}" for n in range(num_replies)]
+        assert agent.num_connections > 2
+        lives[0].speech.resumption.evict_all()
+
+
+@pytest.mark.parametrize("wrong", [{"received_events": "9"}, {"received_events": "x"}, {"resume_token": "x"}])
+async def test_refusal_by_an_agents_gateway_is_passed_on(wrong: dict[str, str]) -> None:
+    async with gateways(auth__api_keys=KEYS) as (owner, other), dial_agent(owner, resume="true") as first:
+        created = json.loads(await first.recv())
+        given = {name: created[name] for name in ("session_id", "resume_token")} | {"received_events": "0"}
+        statuses, bodies = [], []
+        for live in (owner, other):
+            with pytest.raises(InvalidStatus) as refusal:
+                await dial_agent(live, **given | wrong)
+            statuses.append(refusal.value.response.status_code)
+            bodies.append(refusal.value.response.body)
+        assert bodies[0] == bodies[1]
+        assert statuses[0] == statuses[1]
+        async with dial_agent(other, **given) as second:
+            assert json.loads(await second.recv())["type"] == "session.resumed"
+            with pytest.raises(ConnectionClosed) as closed:
+                await first.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 4409
 
 
 async def test_open_socket_at_another_gateway_is_replaced() -> None:
