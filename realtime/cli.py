@@ -31,6 +31,7 @@ COMMANDS = {
     "say": Entry("realtime.commands.say", "speak a text, given or still arriving on standard input"),
     "serve": Entry("realtime.commands.serve", "listen for clients and speak to them"),
     "engine": Entry("realtime.commands.engine", "run one engine at an address, for servers on this or other machines"),
+    "cluster": Entry("realtime.commands.cluster", "run engines and gateways on several machines, with Ray"),
     "bench": Entry("realtime.commands.bench", "load a server with clients, and report what they measured"),
     "voices": Entry("realtime.commands.voices", "list the voices of a model; store, blend and delete voices"),
     "doctor": Entry("realtime.commands.doctor", "list what is missing on this machine, and how to get it"),

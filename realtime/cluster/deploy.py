@@ -1,0 +1,119 @@
+"""What ``voicewire cluster up | status | down`` do: connect to Ray, and start, ask and stop the controller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+
+from realtime.cluster.actors import CALL_TIMEOUT_S, CONTROLLER, HEAD_NODE, ClusterStatus, Controller, replica_names
+from realtime.cluster.config import ClusterConfig
+
+POLL_S = 0.5
+NAME_TIMEOUT_S = 30.0
+
+
+class ClusterError(OSError):
+    """Raised if Ray or the cluster cannot be reached, or does not become ready."""
+
+
+def connect(namespace: str) -> None:
+    """Connect to the Ray of this machine, or of ``RAY_ADDRESS``. Raises ``ClusterError``."""
+    try:
+        ray.init(address="auto", namespace=namespace, log_to_driver=False, logging_level="warning")
+    except (ConnectionError, RuntimeError) as error:
+        raise ClusterError(f"no Ray within reach ({error}); start one with `ray start --head`") from None
+
+
+def up(config: ClusterConfig, programs: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Start the cluster, or change a running one to ``config``: what the change concerns is replaced in turn.
+
+    Raises ``ClusterError`` for a change that cannot be made in turn.
+    """
+    if (former := find_controller(config.name)) is not None:
+        check_change(msgspec.json.decode(call(former.config.remote()), type=ClusterConfig), config)
+        ray.kill(former)  # the replicas go on, and the next controller adopts them
+        wait_until(lambda: find_controller(config.name) is None, NAME_TIMEOUT_S, "the former controller did not end")
+    ray.remote(Controller).options(
+        name=CONTROLLER,
+        namespace=config.name,
+        lifetime="detached",
+        max_restarts=-1,
+        max_concurrency=4,
+        num_cpus=0,
+        resources=HEAD_NODE,
+    ).remote(config.name, msgspec.json.encode(config), msgspec.json.encode(programs or {}))
+
+
+def status(name: str) -> ClusterStatus:
+    """Return the cluster's status. Raises ``ClusterError`` if there is none."""
+    if (controller := find_controller(name)) is None:
+        raise ClusterError(f"no cluster {name!r} runs here")
+    return msgspec.json.decode(call(controller.status.remote()), type=ClusterStatus)
+
+
+def call(answer: Any) -> bytes:
+    """Wait for an answer of the controller. Raises ``ClusterError``."""
+    try:
+        return cast(bytes, ray.get(answer, timeout=CALL_TIMEOUT_S))
+    except (RayError, TimeoutError):
+        raise ClusterError("the cluster's controller does not answer") from None
+
+
+def check_change(former: ClusterConfig, config: ClusterConfig) -> None:
+    """Refuse engines that would speak otherwise: a gateway accepts no engine that differs from its others."""
+    changes = {
+        "model": (former.model, config.model),
+        "engine.settings": (former.engine.settings, config.engine.settings),
+    }
+    for name, (before, after) in changes.items():
+        if before != after:
+            raise ClusterError(
+                f"{name} was {before!r} and cannot change while the cluster runs: "
+                "start a second cluster under another name, or run `cluster down` first"
+            )
+
+
+def down(name: str, timeout_s: float) -> None:
+    """Drain and end every replica. Raises ``ClusterError`` if one still runs after ``timeout_s``."""
+    if (controller := find_controller(name)) is None:
+        raise ClusterError(f"no cluster {name!r} runs here")
+    call(controller.stop.remote())
+    wait_until(lambda: not replica_names(name), timeout_s, "replicas still drain")
+    ray.kill(controller)
+
+
+def wait_until_ready(name: str, timeout_s: float) -> ClusterStatus:
+    """Wait for all wanted replicas. Raises ``ClusterError``."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        error = "it does not answer"
+        try:
+            found = status(name)
+            error = "; ".join(found.errors.values()) or "its replicas are still starting"
+            if found.is_ready:
+                return found
+        except ClusterError:
+            pass
+        if time.monotonic() > end_s:
+            raise ClusterError(f"the cluster is not ready after {timeout_s:.0f} s: {error}")
+        time.sleep(POLL_S)
+
+
+def find_controller(name: str) -> Any | None:
+    try:
+        return ray.get_actor(CONTROLLER, namespace=name)
+    except ValueError:
+        return None
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, failure: str) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end_s:
+            raise ClusterError(failure)
+        time.sleep(POLL_S)

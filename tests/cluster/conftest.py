@@ -1,0 +1,113 @@
+"""Skips tests whose program or package is missing; starts gateways with the fake engine, and Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from realtime.cluster.scaling import ReplicaStatus
+from tests.realtime.server_process import wire_address
+
+FAKE_GATEWAY = (sys.executable, "-m", "tests.cluster.fake_gateway")
+# In the environment of all that Ray starts here, so that nothing else is ever killed.
+MARK = "VOICEWIRE_CLUSTER_TEST"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = {
+        "haproxy": None if shutil.which("haproxy") else "no program haproxy here",
+        "ray": None if importlib.util.find_spec("ray") else "no package ray here: pip install 'voicewire[cluster]'",
+    }
+    for item in items:
+        for name in item.get_closest_marker("cluster").args if item.get_closest_marker("cluster") else ():
+            if missing[name]:
+                item.add_marker(pytest.mark.skip(reason=missing[name]))
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class GatewayProcess:
+    """A process of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        command = (*FAKE_GATEWAY, "--set", "listen.port=0", "--set", "listen.drain_timeout_s=60")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.url = wire_address(self.process.stdout)
+        self.port = int(self.url.rpartition(":")[2].partition("/")[0])
+
+    def status(self, state: str = "ready") -> ReplicaStatus:
+        return ReplicaStatus(
+            name=self.name,
+            kind="gateway",
+            generation="1",
+            state=state,
+            host="127.0.0.1",
+            port=self.port,
+            url=self.url,
+        )
+
+
+@pytest.fixture
+def start_gateway() -> Iterator[Callable[[str], GatewayProcess]]:
+    running: list[GatewayProcess] = []
+
+    def start(name: str) -> GatewayProcess:
+        running.append(GatewayProcess(name))
+        return running[-1]
+
+    yield start
+    for gateway in running:
+        gateway.process.kill()
+        gateway.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def ray_here() -> Iterator[str]:
+    """A Ray of its own with logical cores; returns the mark of its processes."""
+    import ray
+
+    mark = secrets.token_hex(8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, mark)
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        try:
+            ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="error")
+            yield mark
+        finally:
+            ray.shutdown()
+            for process in marked(mark):
+                process.kill()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Return the command line; empty for one that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

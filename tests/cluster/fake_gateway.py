@@ -1,0 +1,35 @@
+"""``voicewire serve`` with the fake engine, as a program; ``--set NAME=VALUE`` as there."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from realtime.app import create_app, serve
+from tests.fakes.engine import FakeScript, FakeSpeechEngine
+from tests.realtime.live_server import load_test_config
+
+# Settings of engines that run elsewhere.
+ENGINE_SETTINGS = ("engine.",)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--set", action="append", default=[])
+    args = parser.parse_args()
+    settings = dict(item.split("=", 1) for item in args.set)
+    config = load_test_config(
+        {"speech.aligner": "even"}
+        | {name: value for name, value in settings.items() if not name.startswith(ENGINE_SETTINGS)}
+    )
+    app = create_app(config, FakeSpeechEngine(FakeScript(), num_slots=args.slots))
+
+    def announce(ports) -> None:
+        print(f"wire ws://{config.listen.host}:{ports.main}/v1/speech", flush=True)
+
+    asyncio.run(serve(config, app, on_ready=announce))
+
+
+if __name__ == "__main__":
+    main()

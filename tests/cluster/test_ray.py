@@ -1,0 +1,193 @@
+"""Clusters on a real Ray: what is killed, added, upgraded and removed while callers speak through the door."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import psutil
+import pytest
+
+from realtime.cluster.config import ClusterConfig, DoorSettings, GatewayReplicas
+from realtime.cluster.scaling import ReplicaStatus
+from tests.cluster.callers import load, speak_reply
+from tests.cluster.conftest import FAKE_GATEWAY, command_of, marked
+from tests.realtime.live_server import WAIT_S
+
+pytestmark = [pytest.mark.cluster("ray", "haproxy"), pytest.mark.timeout(540)]
+
+PROGRAMS = {"gateway": FAKE_GATEWAY, "engine": (sys.executable, "-m", "tests.cluster.fake_engine")}
+# An actor starts in 5 s on idle cores, and eight of them share two.
+READY_S = 300.0
+
+
+class Cluster:
+    """A cluster that runs; ``config`` is changed with ``up``."""
+
+    def __init__(self, mark: str, config: ClusterConfig) -> None:
+        self._mark = mark
+        self.config = config
+
+    async def up(self, **gateway: object) -> None:
+        from realtime.cluster import deploy
+
+        changed = msgspec.structs.replace(self.config.gateway, **gateway)
+        self.config = msgspec.structs.replace(self.config, gateway=changed)
+        await asyncio.to_thread(deploy.up, self.config, PROGRAMS)
+
+    async def ready(self) -> None:
+        from realtime.cluster import deploy
+
+        await asyncio.to_thread(deploy.wait_until_ready, self.config.name, READY_S)
+
+    async def replicas(self, kind: str = "gateway", state: str = "ready") -> list[ReplicaStatus]:
+        status = await status_of(self.config)
+        return [one for one in status.replicas if one.kind == kind and one.state == state]
+
+    async def until(self, condition: Callable[[list[ReplicaStatus]], bool]) -> list[ReplicaStatus]:
+        """Wait until the ready gateways are as wanted, and return them."""
+        async with asyncio.timeout(READY_S):
+            while not condition(found := await self.replicas()):
+                await asyncio.sleep(0.2)
+        return found
+
+    async def url(self) -> str:
+        return f"ws://127.0.0.1:{self.config.door.port}"
+
+    def program(self, replica: ReplicaStatus) -> psutil.Process:
+        """The process that listens on the replica's port."""
+        for process in marked(self._mark):
+            with suppress(psutil.Error):
+                sockets = process.net_connections()
+                if any(one.laddr.port == replica.port for one in sockets if one.status == psutil.CONN_LISTEN):
+                    return process
+        raise AssertionError(f"no process listens for {replica}")
+
+
+@pytest.fixture
+def open_cluster(ray_here: str, free_port: int):
+    @asynccontextmanager
+    async def open_cluster(**settings: object) -> AsyncIterator[Cluster]:
+        from realtime.cluster import deploy
+
+        config = ClusterConfig(
+            name=f"test-{secrets.token_hex(4)}",
+            door=DoorSettings(port=free_port, haproxy=True),
+            scale_down_delay_s=1.0,
+            **settings,
+        )
+        cluster = Cluster(ray_here, config)
+        try:
+            await cluster.up()
+            await cluster.ready()
+            yield cluster
+        finally:
+            await asyncio.to_thread(deploy.down, config.name, READY_S)
+        assert [one for one in marked(ray_here) if "realtime.cluster.child" in command_of(one)] == []
+
+    return open_cluster
+
+
+def two_gateways(**settings: object) -> GatewayReplicas:
+    return GatewayReplicas(min_replicas=2, max_replicas=2, **settings)
+
+
+async def test_gateway_kill_cuts_no_other_reply(open_cluster):
+    async with open_cluster(gateway=two_gateways()) as cluster:
+        killed, other = await cluster.replicas()
+
+        async def url() -> str:
+            return other.url
+
+        async with load(url, num_callers=10) as work:
+            lost = [asyncio.create_task(speak_reply(killed.url, "x" * 200)) for _ in range(4)]
+            await cluster.until(lambda found: any(one.num_active_responses == 4 for one in found))
+            cluster.program(killed).kill()
+            assert all(outcome.startswith("cut") for outcome in await asyncio.gather(*lost))
+            await cluster.until(lambda found: len(found) == 2 and killed.name not in [one.name for one in found])
+        assert set(work.outcomes) == {"completed"}
+        assert await speak_reply(await cluster.url(), "x") == "completed"
+
+
+async def test_gateways_scale_with_load_and_cut_nothing(open_cluster):
+    """Two callers need one gateway of ten places at 70 %, twelve need two."""
+    gateways = GatewayReplicas(min_replicas=1, max_replicas=2, places=10)
+    async with open_cluster(gateway=gateways) as cluster, load(cluster.url, num_callers=2) as few:
+        async with load(cluster.url, num_callers=12) as many:
+            both = await cluster.until(lambda found: len(found) == 2)
+            await cluster.until(lambda found: all(one.num_active_responses for one in found))
+        await cluster.until(lambda found: len(found) == 1)
+        async with asyncio.timeout(READY_S):
+            while len(await cluster.replicas(state="draining")):
+                await asyncio.sleep(0.2)
+        assert len(both) == 2
+    assert (set(few.outcomes), set(many.outcomes)) == ({"completed"}, {"completed"})
+
+
+async def test_rolling_upgrade_cuts_nothing_and_keeps_capacity(open_cluster):
+    async with open_cluster(gateway=two_gateways()) as cluster, load(cluster.url, num_callers=12) as work:
+        before = {one.name for one in await cluster.replicas()}
+        await cluster.up(settings={"limits.max_connections": 1_234})
+        numbers = []
+
+        def replaced(found: list[ReplicaStatus]) -> bool:
+            numbers.append(len(found))
+            return len(found) == 2 and not before & {one.name for one in found}
+
+        await cluster.ready()
+        await cluster.until(replaced)
+        assert min(numbers) >= 2
+        assert len(await cluster.replicas("engine")) == 1
+    assert set(work.outcomes) == {"completed"}
+
+
+async def test_lost_controller_and_actor_cut_nothing(open_cluster):
+    """A new controller adopts the replicas. The gateway of a killed actor ends its replies and is replaced."""
+    import ray
+
+    from realtime.cluster import deploy
+
+    async with open_cluster(gateway=two_gateways()) as cluster, load(cluster.url, num_callers=8) as work:
+        before = await cluster.replicas()
+        ray.kill(deploy.find_controller(cluster.config.name), no_restart=False)
+        await cluster.ready()
+        assert {one.name for one in await cluster.replicas()} == {one.name for one in before}
+        lost = before[0]
+        await cluster.until(lambda found: all(one.num_active_responses for one in found))
+        gateway = cluster.program(lost)
+        actor = gateway.parent().parent()
+        assert "ReplicaActor" in " ".join(actor.cmdline())
+        actor.send_signal(signal.SIGKILL)
+        await cluster.until(lambda found: len(found) == 2 and lost.name not in [one.name for one in found])
+        await asyncio.to_thread(gateway.wait, WAIT_S)
+    assert work.cut == []
+
+
+async def test_replica_that_cannot_start_is_reported(ray_here, free_port):
+    from realtime.cluster import deploy
+
+    config = ClusterConfig(name="test-broken", door=DoorSettings(port=free_port))
+    programs = PROGRAMS | {"engine": (sys.executable, "-c", "raise SystemExit(3)")}
+    try:
+        await asyncio.to_thread(deploy.up, config, programs)
+        async with asyncio.timeout(READY_S):
+            while "its program exited" not in str((await status_of(config)).errors.get("engine")):
+                await asyncio.sleep(0.2)
+        with pytest.raises(deploy.ClusterError, match=r"not ready after 0 s: engine-.* exited"):
+            await asyncio.to_thread(deploy.wait_until_ready, config.name, 0)
+    finally:
+        await asyncio.to_thread(deploy.down, config.name, READY_S)
+
+
+async def status_of(config: ClusterConfig):
+    from realtime.cluster import deploy
+
+    try:
+        return await asyncio.to_thread(deploy.status, config.name)
+    except deploy.ClusterError:
+        return deploy.ClusterStatus()
