@@ -270,10 +270,10 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(18_620, 107, 0),
+    "engine": Size(18_900, 108, 0),
     "sessions": Size(9_100, 86, 0),
-    "realtime": Size(22_900, 138, 0),
-    "tests": Size(52_900, 303, 7),
+    "realtime": Size(23_300, 142, 0),
+    "tests": Size(53_300, 307, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
