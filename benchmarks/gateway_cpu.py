@@ -27,8 +27,10 @@ from typing import Any
 
 import psutil
 
+from engine.address import EngineAddress
 from engine.child import EngineProcess
 from engine.client import EngineClient
+from engine.endpoint import EngineSocket
 from engine.process import RunDirectory
 from realtime.bench.plan import CORPUS, LoadPlan
 from realtime.bench.report import summarise
@@ -54,6 +56,7 @@ class ScriptedProcess(EngineProcess):
     def __init__(self) -> None:
         self._folder = RunDirectory()
         self.socket = self._folder.path / "engine.sock"
+        EngineSocket.__init__(self, EngineAddress(str(self.socket)))
         self._process = None
 
     @property
