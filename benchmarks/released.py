@@ -211,7 +211,7 @@ async def measure_drift(spoken: Spoken, rate_hz: int, space: SpeakerSpace | None
         "s_per_char": round(len(spoken.pcm) / rate_hz / len(spoken.text), 4),
         "chars": len(spoken.text),
         "reason": spoken.error or str(spoken.reason),
-        "loudness_change_db": round(loudness[-1] - loudness[0], 2),
+        "loudness_change_db": round(float(loudness[-1] - loudness[0]), 2),
         "speaker_similarity_to_start": cosines,
     }
 
