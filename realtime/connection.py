@@ -230,6 +230,11 @@ class ResumableConnection(Connection):
         # False until the client can have something to resume.
         self._has_received = False
 
+    @property
+    def resumable(self) -> ResumableState | None:
+        """The state of a session that can be resumed."""
+        return self._resumable
+
     def _attach(self, state: ResumableState) -> None:
         self._resumable = state
         self._entered.enter_context(self._server.resumption.owned(state, self))

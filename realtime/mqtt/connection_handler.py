@@ -51,7 +51,9 @@ class MqttConnectionHandler:
         self._server, self._owner, self._settings = server, owner, mqtt
         self._topics, self._worker, self._line = topics, worker, line
         retry_after_ms = server.config.limits.retry_after_ms
-        self.sessions = MqttSessionTable(mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms)
+        self.sessions = MqttSessionTable(
+            mqtt.max_sessions, mqtt.max_sessions_per_client, retry_after_ms, server.resumption.evict
+        )
         self._status = StatusPublisher(line, topics, worker, self._read_status)
         self._calls = MqttCallBridge(server, switchboard, owner, line, topics, worker) if mqtt.calls_enabled else None
         self._tasks, self._sessions = asyncio.TaskGroup(), asyncio.TaskGroup()
@@ -173,7 +175,7 @@ class MqttConnectionHandler:
         max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
         max_waiting = self._settings.max_queued_per_session
         link = MqttSessionTransport(self._line, topics, content_type, max_waiting, max_bytes, can_resume)
-        self.sessions.register(topics.inbox, link)
+        self.sessions.register(topics.inbox, link, connection.resumable)
         await self._line.subscribe(topics.inbox)
         held.push_async_callback(self._unsubscribe, topics.inbox)
         answer = messages.MqttOpened(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +11,7 @@ from realtime.errors import CloseCode
 from realtime.mqtt.connection import BrokerDisconnected, MqttConnection, Publication
 from realtime.protocol.mqtt.messages import MqttClosed, MqttLost, properties, serialize, unpack
 from realtime.protocol.mqtt.topics import SessionTopics
+from realtime.resumption import ResumableState
 from realtime.transports.transport import QueueTransport
 from sessions.errors import DuplicateResponse, LimitExceeded
 
@@ -108,6 +109,10 @@ class SessionEntry:
     # The topic where its end is told; a text that was given whole has none.
     events: str | None
     link: MqttSessionTransport | None = None
+    # Of a session that can be resumed.
+    state: ResumableState | None = None
+    # True once its place is given to another session.
+    is_evicted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -115,36 +120,48 @@ class MqttSessionTable:
     max_sessions: int
     max_sessions_per_client: int
     retry_after_ms: int
+    # Ends the suspended session that is wanted: ``ResumptionTable.evict``.
+    evict: Callable[[Callable[[ResumableState], bool]], bool]
     # Topics of events of those that ended with the connection.
     lost_event_topics: list[str] = field(default_factory=list)
     # Sessions by inbox, or by another key of the session.
     _places: dict[str, SessionEntry] = field(default_factory=dict)
+    # Places in use, by client.
     _num_of: Counter[str] = field(default_factory=Counter)
 
     @property
     def num_sessions(self) -> int:
-        return len(self._places)
+        return self._num_of.total()
 
     @contextmanager
     def reserve(self, client: str, inbox: str, events: str | None = None) -> Iterator[None]:
-        """Hold a place. Raises ``LimitExceeded``, or ``DuplicateResponse`` when the inbox is a session's already."""
+        """Hold a place, that of a suspended session if all are taken.
+
+        Raises ``LimitExceeded``, or ``DuplicateResponse`` when the inbox is a session's already.
+        """
         if inbox in self._places:
             raise DuplicateResponse("a session with this sid is open already", "sid")
-        self._check("max_sessions", self.num_sessions, self.max_sessions)
-        self._check("max_sessions_per_client", self._num_of[client], self.max_sessions_per_client)
-        self._places[inbox] = SessionEntry(client, events)
+        if self._num_of[client] >= self.max_sessions_per_client:
+            self._make_room("max_sessions_per_client", self.max_sessions_per_client, client)
+        if self.num_sessions >= self.max_sessions:
+            self._make_room("max_sessions", self.max_sessions)
+        place = self._places[inbox] = SessionEntry(client, events)
         self._num_of[client] += 1
         try:
             yield
         finally:
             del self._places[inbox]
-            self._num_of[client] -= 1
-            if not self._num_of[client]:
-                del self._num_of[client]
+            if not place.is_evicted:
+                self._release(place)
 
-    def register(self, inbox: str, link: MqttSessionTransport) -> None:
+    def _release(self, place: SessionEntry) -> None:
+        self._num_of[place.client] -= 1
+        if not self._num_of[place.client]:
+            del self._num_of[place.client]
+
+    def register(self, inbox: str, link: MqttSessionTransport, state: ResumableState | None = None) -> None:
         """Route messages of an inbox to a transport."""
-        self._places[inbox].link = link
+        self._places[inbox].link, self._places[inbox].state = link, state
 
     def find_transport(self, inbox: str) -> MqttSessionTransport | None:
         place = self._places.get(inbox)
@@ -164,6 +181,16 @@ class MqttSessionTable:
             if place.events is not None:
                 self.lost_event_topics.append(place.events)
 
-    def _check(self, name: str, num: int, limit: int) -> None:
-        if num >= limit:
+    def _make_room(self, name: str, limit: int, client: str | None = None) -> None:
+        """End the session that was suspended first, of a client if one is given. Raises ``LimitExceeded``."""
+        places = [place for place in self._places.values() if client in (None, place.client) and not place.is_evicted]
+        found: list[SessionEntry] = []
+
+        def is_wanted(state: ResumableState) -> bool:
+            found.extend(place for place in places if place.state is state)
+            return bool(found)
+
+        if not self.evict(is_wanted):
             raise LimitExceeded(f"mqtt.{name} is {limit}", retry_after_ms=self.retry_after_ms)
+        found[0].is_evicted = True
+        self._release(found[0])

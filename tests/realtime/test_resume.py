@@ -682,6 +682,26 @@ async def test_suspended_session_at_a_broker_gives_way_to_a_live_client(tmp_path
             assert (await session.told("closed"))["reason"] == "leave"
 
 
+@pytest.mark.parametrize("limits", [{"mqtt__max_sessions": 2}, {"mqtt__max_sessions_per_client": 2}], ids=str)
+async def test_suspended_session_gives_its_place_at_a_broker(tmp_path: Path, limits: dict[str, int]) -> None:
+    with running(tmp_path) as broker:
+        async with (
+            bridged(broker, FakeSpeechEngine(SCRIPT), limits__resume_grace_s=600, **limits) as live,
+            mqtt_client(broker) as agent,
+        ):
+            lost, kept = await agent.open(resume=True), await agent.open(resume=True)
+            await lost.say({"t": "lost"})
+            await until(lambda: live.speech.resumption._suspended != {})
+            new = await agent.open(resume=True)
+            ends = [heard.json for heard in agent.heard if heard.topic == lost.events]
+            assert (ends[-1] if ends else await lost.told("closed")) == {"t": "closed", "reason": "leave"}
+            # Nobody else is lost, so that nobody gives way.
+            assert (await agent.refused(b"{}"))["code"] == "limit_exceeded"
+            for session in (kept, new):
+                await session.say({"t": "leave"})
+                await session.told("closed")
+
+
 @pytest.mark.parametrize(
     ("wanted", "message", "code"),
     [
