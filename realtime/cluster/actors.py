@@ -66,7 +66,8 @@ class ReplicaActor:
         self._replica = kind(self._spec, ray.util.get_node_ip_address())
 
     def report(self, members: bytes) -> bytes:
-        return msgspec.json.encode(self._replica.report(msgspec.json.decode(members, type=Members)))
+        known = msgspec.json.decode(members, type=Members | None)
+        return msgspec.json.encode(self._replica.report(known))
 
     def drain(self) -> None:
         self._replica.drain()
@@ -133,7 +134,7 @@ class Controller:
         self._adopt()
         while True:
             try:
-                self._poll()
+                self._poll(self._known_members())
                 self._wanted = self._count_wanted()
                 for kind in KINDS:
                     self._step(kind)
@@ -142,14 +143,14 @@ class Controller:
             time.sleep(INTERVAL_S)
 
     def _adopt(self) -> None:
-        """Take over the replicas of an earlier controller."""
+        """Take over the replicas of an earlier controller. They keep what they know until all have reported."""
         for name in replica_names(self._namespace):
             kind, _, rest = name.partition("-")
             status = ReplicaStatus(name=name, kind=kind, generation=rest.partition("-")[0])  # type: ignore[arg-type]
             self._members[name] = Member(ray.get_actor(name, namespace=self._namespace), status)
         end_s = time.monotonic() + SILENT_S
         while not all(member.has_reported for member in self._members.values()):
-            self._poll()
+            self._poll(None)
             if time.monotonic() > end_s:
                 for name in [name for name, member in self._members.items() if not member.has_reported]:
                     self._lose(name, "it does not answer")
@@ -159,9 +160,9 @@ class Controller:
     def _of(self, kind: str) -> list[ReplicaStatus]:
         return [member.status for member in self._members.values() if member.status.kind == kind]
 
-    def _poll(self) -> None:
+    def _poll(self, known: Members | None) -> None:
         """Exchange reports with the replicas; forget those that are gone."""
-        members = msgspec.json.encode(self._known_members())
+        members = msgspec.json.encode(known)
         for member in self._members.values():
             if member.pending is None:
                 member.pending = member.handle.report.remote(members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -15,6 +16,8 @@ from realtime.cluster.config import ClusterConfig
 
 POLL_S = 0.5
 NAME_TIMEOUT_S = 30.0
+# Time for Ray to restart the controller, on busy cores.
+RESTART_TIMEOUT_S = 60.0
 
 
 class ClusterError(OSError):
@@ -24,7 +27,8 @@ class ClusterError(OSError):
 def connect(namespace: str) -> None:
     """Connect to the Ray of this machine, or of ``RAY_ADDRESS``. Raises ``ClusterError``."""
     try:
-        ray.init(address="auto", namespace=namespace, log_to_driver=False, logging_level="warning")
+        address = os.environ.get("RAY_ADDRESS", "auto")
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="warning")
     except (ConnectionError, RuntimeError) as error:
         raise ClusterError(f"no Ray within reach ({error}); start one with `ray start --head`") from None
 
@@ -35,7 +39,7 @@ def up(config: ClusterConfig, programs: Mapping[str, Sequence[str]] | None = Non
     Raises ``ClusterError`` for a change that cannot be made in turn.
     """
     if (former := find_controller(config.name)) is not None:
-        check_change(msgspec.json.decode(call(former.config.remote()), type=ClusterConfig), config)
+        check_change(msgspec.json.decode(call(former.config), type=ClusterConfig), config)
         ray.kill(former)  # the replicas go on, and the next controller adopts them
         wait_until(lambda: find_controller(config.name) is None, NAME_TIMEOUT_S, "the former controller did not end")
     ray.remote(Controller).options(
@@ -53,15 +57,19 @@ def status(name: str) -> ClusterStatus:
     """Return the cluster's status. Raises ``ClusterError`` if there is none."""
     if (controller := find_controller(name)) is None:
         raise ClusterError(f"no cluster {name!r} runs here")
-    return msgspec.json.decode(call(controller.status.remote()), type=ClusterStatus)
+    return msgspec.json.decode(call(controller.status), type=ClusterStatus)
 
 
-def call(answer: Any) -> bytes:
-    """Wait for an answer of the controller. Raises ``ClusterError``."""
-    try:
-        return cast(bytes, ray.get(answer, timeout=CALL_TIMEOUT_S))
-    except (RayError, TimeoutError):
-        raise ClusterError("the cluster's controller does not answer") from None
+def call(method: Any) -> bytes:
+    """Call a method of the controller, again while Ray restarts it. Raises ``ClusterError``."""
+    end_s = time.monotonic() + RESTART_TIMEOUT_S
+    while True:
+        try:
+            return cast(bytes, ray.get(method.remote(), timeout=CALL_TIMEOUT_S))
+        except (RayError, TimeoutError):
+            if time.monotonic() > end_s:
+                raise ClusterError("the cluster's controller does not answer") from None
+        time.sleep(POLL_S)
 
 
 def check_change(former: ClusterConfig, config: ClusterConfig) -> None:
@@ -82,7 +90,7 @@ def down(name: str, timeout_s: float) -> None:
     """Drain and end every replica. Raises ``ClusterError`` if one still runs after ``timeout_s``."""
     if (controller := find_controller(name)) is None:
         raise ClusterError(f"no cluster {name!r} runs here")
-    call(controller.stop.remote())
+    call(controller.stop)
     wait_until(lambda: not replica_names(name), timeout_s, "replicas still drain")
     ray.kill(controller)
 

@@ -110,6 +110,7 @@ class DoorReplica:
         self._is_draining = False
         self._host = node_address if door.host == NODE else door.host
         self._folder = Path(tempfile.mkdtemp(prefix="voicewire-"))
+        self._members = Members()
         self._directory = GatewayDirectory()
         app = where_app(self._directory, door_auth(config))
         self._child: ChildProcess | None = None
@@ -121,9 +122,14 @@ class DoorReplica:
         self._admin_socket = self._folder / "admin"
         self._child = ChildProcess(self._haproxy_command(), {}, signal.SIGUSR1)
 
-    def report(self, members: Members) -> ReplicaStatus:
-        """Take the gateways over, and return the door's state: it is ready when it has a ready gateway."""
-        self._directory.update(members)
+    def report(self, members: Members | None) -> ReplicaStatus:
+        """Take the gateways over, and return the door's state: it is ready when it has a ready gateway.
+
+        ``None`` changes nothing.
+        """
+        if members is not None:
+            self._members = members
+            self._directory.update(members)
         door = self._spec.config.door
         scheme = "https" if self._spec.config.tls else "http"
         status = ReplicaStatus(
@@ -137,7 +143,7 @@ class DoorReplica:
         if self._is_over():
             shutil.rmtree(self._folder, ignore_errors=True)
             return msgspec.structs.replace(status, state="gone")
-        has_slots = self._child is None or self._is_draining or self._update_slots(members)
+        has_slots = self._child is None or self._is_draining or self._update_slots(self._members)
         if not self._is_draining and not (has_slots and self._directory.num_ready):
             return status
         return msgspec.structs.replace(status, state="draining" if self._is_draining else "ready")

@@ -121,9 +121,13 @@ class ProcessReplica:
         self._host = node_address if section.host == NODE else section.host
         self._child: ChildProcess | None = None
 
-    def report(self, members: Members) -> ReplicaStatus:
-        """Bring the file of engine addresses up to date, and return the replica's state."""
-        self._write_engines(members.engines)
+    def report(self, members: Members | None) -> ReplicaStatus:
+        """Bring the file of engine addresses up to date, and return the replica's state.
+
+        ``None`` changes nothing.
+        """
+        if members is not None:
+            self._write_engines(members.engines)
         if self._child is None and not self._is_draining:
             self._child = ChildProcess(self._command(), self._environment())
         status = ReplicaStatus(name=self._spec.name, kind=self._spec.kind, generation=self._spec.generation)

@@ -86,7 +86,7 @@ def ray_here() -> Iterator[str]:
         patch.setenv(MARK, mark)
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         try:
-            ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="error")
+            ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="error")
             yield mark
         finally:
             ray.shutdown()

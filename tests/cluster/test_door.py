@@ -15,6 +15,7 @@ from realtime.cluster.config import ClusterConfig, DoorSettings
 from realtime.cluster.door import DoorReplica
 from realtime.cluster.haproxy import admin_command
 from realtime.cluster.replica import Members, ReplicaSpec
+from realtime.cluster.scaling import ReplicaStatus
 from tests.cluster.callers import load, speak_reply
 from tests.cluster.conftest import GatewayProcess
 from tests.realtime.live_server import NO_CERTIFICATES, WAIT_S
@@ -60,14 +61,23 @@ def test_where_without_a_ready_gateway_answers_503(free_port):
 
 
 def test_where_spreads_clients_by_their_connections(free_port):
-    def gateway(name: str, state: str, num_connections: int):
-        return GatewayProcess.status.__get__(type("G", (), {"name": name, "port": 1, "url": f"ws://{name}"})())(state)
+    def gateway(name: str, state: str) -> ReplicaStatus:
+        return ReplicaStatus(name=name, kind="gateway", generation="1", state=state, url=f"ws://{name}")
 
-    first, second = gateway("a", "ready", 0), gateway("b", "ready", 0)
+    first, second = gateway("a", "ready"), gateway("b", "ready")
     with open_door(where_config(free_port)) as door:
-        door.report(Members(gateways=(first, second, gateway("c", "draining", 0))))
+        door.report(Members(gateways=(first, second, gateway("c", "draining"))))
         urls = [get(free_port).json()["url"] for _ in range(4)]
     assert sorted(urls) == ["ws://a", "ws://a", "ws://b", "ws://b"]
+
+
+def test_where_without_news_keeps_its_gateways(free_port):
+    """A new controller asks before it knows."""
+    gateway = ReplicaStatus(name="a", kind="gateway", generation="1", state="ready", url="ws://a")
+    with open_door(where_config(free_port)) as door:
+        door.report(Members(gateways=(gateway,)))
+        assert door.report(None).state == "ready"
+        assert get(free_port).json() == {"url": "ws://a"}
 
 
 def test_where_with_keys_refuses_a_caller_without_one(free_port, tmp_path):
