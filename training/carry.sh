@@ -1,6 +1,6 @@
 #!/bin/sh
 # Gathers what training needs on a machine without network, in one folder of 6.5 MB (Debian or Ubuntu, x86-64): flite
-# with one voice, festival with its full-band voice, and Python packages. There:  . training/carried.sh FOLDER
+# with one voice, festival, the HTS engine and its full-band voice, and Python packages. There:  . training/carried.sh FOLDER
 set -eu
 folder=${1:-.carry}
 python=${PYTHON:-python3}
@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
-packages="libflite1 festival festlex-cmu festlex-poslex festvox-us-slt-hts libestools2.5"
+packages="libflite1 festival festlex-cmu festlex-poslex festvox-us-slt-hts libestools2.5 libhtsengine1"
 (cd "$work" && apt-get download -qq $packages)
 for package in $packages; do dpkg -x "$work/$package"_*.deb "$work/full"; done
 libraries=usr/lib/x86_64-linux-gnu
@@ -16,7 +16,7 @@ mkdir -p "$work/root/$libraries" "$work/root/usr/bin" "$work/root/usr/share"
 cp "$work/full/usr/bin/festival" "$work/root/usr/bin"
 cp -r "$work/full/usr/share/festival" "$work/root/usr/share"
 for name in estools.so.2.5 estbase.so.2.5 eststring.so.2.5 flite.so.1 flite_usenglish.so.1 flite_cmulex.so.1 \
-    flite_cmu_us_rms.so.1; do
+    flite_cmu_us_rms.so.1 HTSEngine.so.1; do
     cp -L "$work/full/$libraries/lib$name" "$work/root/$libraries"
 done
 # The pronunciations of words that the training text has; it has no others.

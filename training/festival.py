@@ -1,7 +1,6 @@
-"""A full-band teacher: Debian's ``festvox-us-slt-hts`` at 32 kHz, spoken by one festival process per worker.
+"""Text to full-context labels of an HTS voice: one festival process per worker, for Debian's ``festvox-us-slt-hts``.
 
-It has the speaker of flite's slt, speaks about 40 times faster than real time on one core, and prints phonemes with
-their ends as flite does.
+``hts_engine`` makes the speech; festival's own synthesis is turned off.
 """
 
 from __future__ import annotations
@@ -9,17 +8,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-import wave
 from functools import cache
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from training.flite import PHONEME_IDS
 
 VOICE = "cmu_us_slt_arctic_hts"
-RATE_HZ = 32_000
+VOICE_FILE = Path("/usr/share/festival/voices/us", VOICE, "hts", f"{VOICE}.htsvoice")
 # Phonemes of festival's set that flite's lacks.
 PHONEME_NAMES = {
     "axr": "er",
@@ -36,36 +31,35 @@ DONE = "spoken"
 
 
 class Festival:
-    """One process that speaks sentence after sentence."""
+    """One process that reads sentence after sentence."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
         self._process = subprocess.Popen(
             ["festival", "--pipe"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        self._send(f"(voice_{VOICE})")
+        self._send(f"(voice_{VOICE}) (define (HTS_Synthesize spoken) spoken)")
 
     def close(self) -> None:
         self._process.communicate("(quit)\n")
         self._folder.cleanup()
 
-    def speak(self, text: str) -> tuple[npt.NDArray[np.int16], list[str], list[float]]:
-        """PCM at 32 kHz, the phonemes, and the second at which each ends.
+    def read(self, text: str) -> tuple[list[str], list[str]]:
+        """One full-context label a phoneme, and the phonemes' names as flite has them.
 
-        Raises FileNotFoundError where festival reported an error instead of speaking.
+        Raises FileNotFoundError where festival reported an error instead of labels.
         """
-        pcm, segments = Path(self._folder.name, "speech.wav"), Path(self._folder.name, "speech.segs")
-        pcm.unlink(missing_ok=True)
+        path = Path(self._folder.name, "labels")
+        path.unlink(missing_ok=True)
         quoted = text.replace("\\", " ").replace('"', " ")
         self._send(
-            f'(begin (set! spoken (Utterance Text "{quoted}")) (utt.synth spoken)'
-            f' (utt.save.wave spoken "{pcm}" (quote riff)) (utt.save.segs spoken "{segments}"))'
+            f'(begin (set! spoken (Utterance Text "{quoted}")) (utt.synth spoken) (set! file (fopen "{path}" "w"))'
+            r' (mapcar (lambda (label) (format file "%s\n" label)) (hts_dump_feats_string_list spoken hts_feats_list))'
+            " (fclose file))"
         )
         self._wait()
-        with wave.open(str(pcm)) as file:
-            samples = np.frombuffer(file.readframes(file.getnframes()), np.int16)
-        rows = [line.split() for line in segments.read_text().splitlines()[1:] if line.strip()]
-        return samples, [flite_name(row[2]) for row in rows], [float(row[0]) for row in rows]
+        labels = [" ".join(line.split()) for line in path.read_text().splitlines() if line.strip()]
+        return labels, [flite_name(_phoneme(label)) for label in labels]
 
     def _send(self, expression: str) -> None:
         assert self._process.stdin is not None
@@ -82,6 +76,11 @@ class Festival:
         raise RuntimeError(f"festival ended with {self._process.wait()}")
 
 
+def _phoneme(label: str) -> str:
+    """The middle one of ``start end a^b-PHONEME+d=e@...``."""
+    return label.split("-", 1)[1].split("+", 1)[0]
+
+
 def flite_name(phoneme: str) -> str:
     """Raises KeyError for a phoneme that flite has no name for."""
     name = PHONEME_NAMES.get(phoneme, phoneme)
@@ -92,7 +91,7 @@ def flite_name(phoneme: str) -> str:
 
 def available() -> bool:
     """Report whether festival and its voice are installed."""
-    return shutil.which("festival") is not None and Path("/usr/share/festival/voices/us", VOICE).is_dir()
+    return shutil.which("festival") is not None and VOICE_FILE.exists()
 
 
 @cache

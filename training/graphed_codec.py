@@ -5,13 +5,16 @@
 ``FOLDER`` is what ``python -m training.synthesis --rate-hz 24000 --voices slt-hts,rms`` fills meanwhile. Every
 90 s, OUT gets weights in fp16 and copies of held-out sentences; their scores are printed. The losses
 compare magnitudes and pitch; none of the scores is a loss.
+
+With ``--resume``, ``--train encoder`` makes a new encoder for a decoder and its codebooks, and ``--train decoder``
+improves the decoder while encoder and codes stay as they are.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -27,7 +30,7 @@ from engine.layers.transformer import reset_ropes
 from engine.models.qwen3_tts.source_filter import Controls, SourceFilterDecoder, VocoderPast
 from sessions.audio.resampler import Resampler
 from training import teachers
-from training.checkpoints import say
+from training.checkpoints import load, say
 from training.codec import Codec, autocast, load_codec, random_silence, save_codec
 from training.held_out import read_sentences
 from training.pitch import track_pitch
@@ -43,6 +46,8 @@ SYNC_STEPS = 20
 AUTOENCODE_SHARE = 0.1
 # Of the pitch's error in octaves.
 PITCH_WEIGHT = 50.0
+# What ``--train`` may name: all of the codec, or one part that suits the other as it is.
+PARTS = ("all", "encoder", "decoder")
 Report = dict[str, Tensor]
 Sentences = dict[str, npt.NDArray[np.int16]]
 
@@ -83,6 +88,8 @@ class GraphedTrainer:
     evaluate: Callable[[str, bool], None]
     # Needs a GPU.
     graphed: bool = False
+    # One of PARTS.
+    part: str = "all"
 
     def run(self, total_s: float, *, resumed: bool = False) -> None:
         """Train for ``total_s``; ``resumed`` codecs have codebooks already."""
@@ -91,11 +98,11 @@ class GraphedTrainer:
             left = self.codec.quantizer.fit(self._gather_parts(), self.settings.kmeans_rounds)
             say("codec", variance_left=left)
             total_s *= 1 - AUTOENCODE_SHARE
-        self._train("quantize", total_s, quantized=True)
+        self._train("quantize" if self.part == "all" else self.part, total_s, quantized=True)
 
     def _train(self, stage: str, length_s: float, *, quantized: bool) -> None:
         cfg = self.settings
-        optimizer = _adam(self.codec, self.graphed)
+        optimizer = _adam(choose_parameters(self.codec, self.part), self.graphed)
 
         def step(audio: Tensor, phones: Tensor) -> Report:
             return self._step(optimizer, audio, phones, quantized)
@@ -134,7 +141,9 @@ class GraphedTrainer:
         with autocast(audio):
             latent = codec.encoder(audio)
             found = (
-                codec.quantizer(latent, decay=0.99) if quantized else codec.quantizer.noisy(latent, cfg.latent_noise)
+                codec.quantizer(latent, decay=0.99 if self.part == "all" else None)
+                if quantized
+                else codec.quantizer.noisy(latent, cfg.latent_noise)
             )
             decoder = decoder_of(codec)
             controls = decoder.read_controls(found.latent)
@@ -172,12 +181,24 @@ def decoder_of(codec: Codec) -> SourceFilterDecoder:
     return codec.decoder
 
 
-def _adam(module: nn.Module, graphed: bool) -> torch.optim.AdamW:
+def choose_parameters(codec: Codec, part: str) -> list[nn.Parameter]:
+    """Freeze all but ``part``, one of PARTS, and return what is left to train."""
+    if part != "all":
+        trained = (codec.encoder, codec.quantizer.phone_head) if part == "encoder" else (codec.decoder,)
+        codec.requires_grad_(False)
+        for module in trained:
+            module.requires_grad_(True)
+        if part == "decoder":
+            # They choose the codes.
+            for chain in (codec.decoder.quantizer.rvq_first, codec.decoder.quantizer.rvq_rest):
+                chain.input_proj.requires_grad_(False)
+    return [parameter for parameter in codec.parameters() if parameter.requires_grad]
+
+
+def _adam(parameters: Iterable[nn.Parameter], graphed: bool) -> torch.optim.AdamW:
     """With its rate in a tensor where a graph replays it."""
     rate = torch.tensor(1e-4, device="cuda") if graphed else 1e-4
-    return torch.optim.AdamW(
-        module.parameters(), rate, betas=(0.8, 0.99), weight_decay=0.01, fused=True, capturable=graphed
-    )
+    return torch.optim.AdamW(parameters, rate, betas=(0.8, 0.99), weight_decay=0.01, fused=True, capturable=graphed)
 
 
 def speak_held_out(every: int) -> Sentences:
@@ -253,19 +274,34 @@ def on_device(codec: Codec, device: str) -> Codec:
     return codec.to(device)
 
 
-def train(settings: Settings, speech_folder: Path, out: Path, total_s: float, device: str, resume: Path | None) -> None:
+@dataclass(frozen=True)
+class Start:
+    """What a run goes on from."""
+
+    folder: Path
+    part: str = "all"
+
+    def load(self, codec: Codec) -> None:
+        """A new encoder needs none: ``folder`` may hold the decoder alone."""
+        if self.part == "encoder":
+            load(codec.decoder, self.folder / "decoder.safetensors")
+        else:
+            load_codec(codec, self.folder)
+
+
+def train(settings: Settings, speech_folder: Path, out: Path, total_s: float, device: str, start: Start | None) -> None:
     """Train for ``total_s`` from the first speech on; weights and scored copies go to ``out``."""
     torch.manual_seed(settings.seed)
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     cfg = settings.codec
     codec = on_device(Codec(settings.sizes), device)
-    if resume is not None:
-        load_codec(codec, resume)
+    if start is not None:
+        start.load(codec)
     evaluator = Evaluator(codec, speak_held_out(cfg.every_sentence), out)
     speech = wait_for_speech(speech_folder, cfg.max_audio_h, cfg.least_audio_h, device, settings.source_rate)
-    trainer = GraphedTrainer(codec, speech, cfg, out, evaluator, graphed=device == "cuda")
-    trainer.run(total_s, resumed=resume is not None)
+    trainer = GraphedTrainer(codec, speech, cfg, out, evaluator, device == "cuda", start.part if start else "all")
+    trainer.run(total_s, resumed=start is not None)
     evaluator.close()
     say("codec", done=True)
 
@@ -277,14 +313,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--books", type=int, help="number of codebooks")
     parser.add_argument("--resume", type=Path, help="folder with weights: goes on with codebooks")
+    parser.add_argument("--train", choices=PARTS, default="all", help="with --resume: the part to train")
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args(arguments)
+    if options.train != "all" and options.resume is None:
+        parser.error(f"--train {options.train} needs --resume")
     options.out.mkdir(parents=True, exist_ok=True)
     settings = choose_settings(toy=options.toy, full_band=True)
     if options.books:
         settings = replace(settings, sizes=replace(settings.sizes, code_groups=options.books))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    train(settings, options.speech, options.out, 60 * options.minutes, device, options.resume)
+    start = Start(options.resume, options.train) if options.resume else None
+    train(settings, options.speech, options.out, 60 * options.minutes, device, start)
 
 
 if __name__ == "__main__":

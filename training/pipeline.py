@@ -26,6 +26,7 @@ from training.checkpoints import load, say
 from training.codec import CODES_FIXED, Codec, CodecTrainer, copy_codec, load_codec
 from training.encode import EncodedSpeech
 from training.export import export
+from training.graphed_codec import Start
 from training.graphed_codec import train as train_source_filter
 from training.held_out import read_sentences
 from training.layout import TextIds, codec_config, talker_config
@@ -79,7 +80,8 @@ def train_codec(run: Run) -> None:
     torch.backends.cudnn.benchmark = True
     cfg = run.settings.codec
     if run.settings.sizes.pulse_cepstra:
-        train_source_filter(run.settings, run.speech, run.out, cfg.graphed_s, run.device, run.resume)
+        start = Start(run.resume) if run.resume else None
+        train_source_filter(run.settings, run.speech, run.out, cfg.graphed_s, run.device, start)
         (run.out / CODES_FIXED).touch()
         return
     speech = wait_for_speech(run.speech, cfg.max_audio_h, cfg.least_audio_h, run.device, run.settings.source_rate)
@@ -191,12 +193,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--codec", type=Path, help="folder with a finished codec: trains the talker alone")
     parser.add_argument("--minutes", type=float, default=27.0)
+    parser.add_argument("--workers", type=int, help="of synthesis; 0: other processes fill --speech")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--full-band", action="store_true")
     parser.add_argument("--toy", action="store_true", help="tiny sizes: to see that everything runs")
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = choose_settings(toy=options.toy, full_band=options.full_band)
+    if options.workers is not None:
+        settings = replace(settings, synthesis_workers=options.workers)
     paths = options.speech, options.out, options.tokenizer, options.prose, options.resume
     deadline_s = time.time() + 60 * options.minutes
     run_all(Run(replace(settings, seed=options.seed), *paths, device, deadline_s, options.codec))

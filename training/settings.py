@@ -95,16 +95,17 @@ class TalkerTraining:
     phone_weight: float = 0.3
     learning_rate: float = 1.5e-3
     warmup_steps: int = 300
-    # When resumed: slower at first, while there is little speech.
+    # When resumed.
     resumed_learning_rate: float = 1e-3
-    resumed_warmup_steps: int = 2_000
+    resumed_warmup_steps: int = 600
     weight_decay: float = 0.05
     ema_decay: float = 0.999
     log_every_s: float = 20.0
     save_every_s: float = 120.0
     refresh_every_s: float = 30.0
     least_audio_h: float = 3.0
-    max_audio_h: float = 400.0
+    # Of 24 kHz speech, 43 GB on the GPU.
+    max_audio_h: float = 250.0
     listen_sentences: int = 200
     listen_frames: int = 320
     # Kept free at the end, for listening.
@@ -135,7 +136,7 @@ class Settings:
     seed: int = 1
 
 
-# The next voice: clara learns from a teacher with a full band; a vocoder makes the wave.
+# The shipped voice: clara learns from a teacher with a full band; a vocoder makes the wave.
 FULL_BAND = Settings(
     sizes=Sizes(
         latent=256,
@@ -150,7 +151,7 @@ FULL_BAND = Settings(
     codec=replace(CodecTraining(), batch=64, crop_frames=16, learning_rate=1e-3),
     teachers=("slt-hts", "rms"),
     source_rate=SAMPLE_RATE,
-    # Odd: with an even number, each worker speaks one voice alone, and festival's falls behind.
+    # Odd: with an even number, each worker speaks one voice alone.
     synthesis_workers=13,
 )
 

@@ -1,22 +1,25 @@
-"""The voices that the model learns from, at 24 kHz: clara from festival's full-band slt, edwin from flite's rms."""
+"""The voices that the model learns from, at 24 kHz: an HTS voice, a man's voice made of it, and flite's voices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from sessions.audio.resampler import Resampler
-from training import festival, flite
+from training import festival, flite, hts_engine
 from training.flite import Speech, TeacherSettings
+from training.hts_engine import HtsEngine, Speaker
 from training.settings import SAMPLE_RATE
 
-# The teacher of each voice; ``slt-hts`` is festival's, all others are flite's.
+# The teacher of each voice: one of ``HTS_SPEAKERS``, else one of flite's.
 TEACHERS = {"clara": "slt-hts", "edwin": "rms"}
+HTS_SPEAKERS = {"slt-hts": Speaker(), "slt-hts-low": Speaker(semitones=-7.0, alpha=0.51)}
 TRIMMED = TeacherSettings()
-# Brings festival's voice to the loudness of flite's.
-HTS_GAIN = 2.02
+# Bring the HTS voices to the loudness of flite's.
+HTS_GAINS = {"slt-hts": 1.87, "slt-hts-low": 2.27}
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,20 @@ def synthesize(text: str, teacher: str, settings: TeacherSettings = TRIMMED) -> 
 
 
 def _take(text: str, teacher: str) -> Take:
-    if teacher == "slt-hts":
-        pcm, names, end_s = festival.festival().speak(text)
-        return Take(pcm * np.float32(HTS_GAIN / 32_768), festival.RATE_HZ, names, end_s)
+    if teacher in HTS_SPEAKERS:
+        labels, names = festival.festival().read(text)
+        pcm, end_s = _engine(teacher).speak(labels)
+        return Take(pcm * np.float32(HTS_GAINS[teacher] / 32_768), hts_engine.RATE_HZ, names, end_s)
     pcm, names, ends = flite.speak(text, teacher)
     gain = np.float32(flite.VOICE_GAINS[teacher] / 32_768)
     return Take(pcm * gain, flite.SAMPLE_RATE_HZ, names, [end / flite.SAMPLE_RATE_HZ for end in ends])
 
 
+@cache
+def _engine(teacher: str) -> HtsEngine:
+    return HtsEngine(festival.VOICE_FILE, HTS_SPEAKERS[teacher])
+
+
 def available() -> bool:
     """Report whether all teachers can speak here."""
-    return flite.available() and festival.available()
+    return flite.available() and festival.available() and hts_engine.available()

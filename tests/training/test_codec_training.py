@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.checkpoints import load, save_in_bytes
 from training.codec import Codec, load_codec, save_codec
 from training.quantizer import fit_chain, nearest, phone_targets, quantise
 from training.settings import FRAME_SAMPLES, TOY
@@ -63,6 +64,19 @@ def test_saved_codec_gives_the_same_speech(codec: Codec, tmp_path: Path) -> None
     load_codec(other, tmp_path)
     codes = torch.randint(TOY.sizes.codebook, (1, TOY.sizes.code_groups, 4))
     torch.testing.assert_close(other.decoder(codes), codec.decoder(codes), atol=2e-3, rtol=0)
+
+
+def test_encoder_in_bytes_is_close_and_half_as_large(codec: Codec, tmp_path: Path) -> None:
+    save_codec(codec, tmp_path)
+    save_in_bytes(codec.encoder, tmp_path / "bytes.safetensors")
+    other = Codec(TOY.sizes)
+    load(other.encoder, tmp_path / "bytes.safetensors")
+    for name, weight in codec.encoder.state_dict().items():
+        torch.testing.assert_close(
+            other.encoder.state_dict()[name], weight, atol=weight.abs().max().item() / 100, rtol=0
+        )
+    sizes = [(tmp_path / f"{name}.safetensors").stat().st_size for name in ("bytes", "encoder")]
+    assert sizes[0] < 0.8 * sizes[1]
 
 
 def test_phone_targets_are_the_labels_of_each_frame() -> None:
