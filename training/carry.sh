@@ -1,6 +1,7 @@
 #!/bin/sh
 # Gathers what training needs on a machine without network, in one folder of 6.5 MB (Debian or Ubuntu, x86-64): flite
-# with one voice, festival, the HTS engine and its full-band voice, and Python packages. There:  . training/carried.sh FOLDER
+# with one voice, festival, the HTS engine with its full-band voice, and Python packages. There:
+# . training/carried.sh FOLDER
 set -eu
 folder=${1:-.carry}
 python=${PYTHON:-python3}
