@@ -26,7 +26,7 @@ const that = (what, holds) => (value, path) => (holds(value) ? value : refuse(`e
 
 export const text = that("text", (value) => typeof value === "string");
 export const flag = that("true or false", (value) => typeof value === "boolean");
-export const number = that("a number", (value) => typeof value === "number");
+export const number = that("a number", Number.isFinite);
 export const integer = that("a whole number", Number.isInteger);
 
 /** @param {RegExp} pattern */
