@@ -33,6 +33,9 @@ FIELDS = (
     "port",
     "tls",
     "model",
+    "replica",
+    "reason",
+    "error",
 )
 
 # Separator between asyncio's own text and other text.
