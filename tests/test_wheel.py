@@ -117,7 +117,10 @@ def test_every_command_runs_from_an_installed_wheel(installed, tmp_path):
     found = subprocess.run(place, cwd=tmp_path, env=outside(), capture_output=True, text=True, check=True).stdout
     assert Path(found.strip()).is_relative_to(installed.parent)
 
-    assert re.findall(r"^    (\w+) ", run("--help"), re.MULTILINE) == ["say", "serve", "bench", "voices", "doctor"]
+    commands = re.findall(r"^    (\w+) ", run("--help"), re.MULTILINE)
+    assert commands == ["say", "serve", "engine", "cluster", "bench", "voices", "doctor"]
+    for command in ("engine", "cluster"):
+        assert f"usage: voicewire {command}" in run(command, "--help")
     assert "ok      checkpoint: " in run("doctor")
     assert "clara" in run("voices")
     run("say", "Hello there.", "-o", "hello.wav", "--seed", "1")
