@@ -149,7 +149,7 @@ FULL_BAND = Settings(
         max_hz=12_000.0,
     ),
     codec=replace(CodecTraining(), batch=64, crop_frames=16, learning_rate=1e-3),
-    teachers=("slt-hts", "rms"),
+    teachers=("slt-hts", "slt-hts-low"),
     source_rate=SAMPLE_RATE,
     # Odd: with an even number, each worker speaks one voice alone.
     synthesis_workers=13,

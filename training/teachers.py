@@ -15,7 +15,7 @@ from training.hts_engine import HtsEngine, Speaker
 from training.settings import SAMPLE_RATE
 
 # The teacher of each voice: one of ``HTS_SPEAKERS``, else one of flite's.
-TEACHERS = {"clara": "slt-hts", "edwin": "rms"}
+TEACHERS = {"clara": "slt-hts", "edwin": "slt-hts-low"}
 HTS_SPEAKERS = {"slt-hts": Speaker(), "slt-hts-low": Speaker(semitones=-7.0, alpha=0.51)}
 TRIMMED = TeacherSettings()
 # Bring the HTS voices to the loudness of flite's.

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.fakes.checkpoints import write_tokenizer
 from training import festival, graphed_codec, hts_engine, pipeline, restore, teachers
+from training.codec import Codec, load_codec
 from training.export import export
 from training.flite import PHONEME_IDS, TeacherSettings
 from training.pitch import track_pitch
@@ -123,3 +124,10 @@ def test_restored_weights_export_the_shipped_voice(tmp_path: Path) -> None:
     assert shipped
     for path in shipped:
         assert (tmp_path / "voice" / path.relative_to(restore.VOICE)).read_bytes() == path.read_bytes(), path
+
+
+def test_restored_weights_hold_the_whole_codec(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_codec(Codec(FULL_BAND.sizes), tmp_path)
+    restore.restore(restore.VOICE, restore.STATE, tmp_path)
+    load_codec(Codec(FULL_BAND.sizes), tmp_path)
