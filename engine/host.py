@@ -181,6 +181,8 @@ class EngineHost:
         self.numbers = itertools.count(1)
         self.on_exit = on_exit or exit_process
         self._ended = threading.Event()
+        # Held while a gateway is added with its reader, so that ``stop`` finds started readers only.
+        self._attaching = threading.Lock()
         self.is_draining = False
         self.orphans = OrphanStore()
         self.loop = EngineLoop(make_engine, self.deliver, self.on_engine_exit)
@@ -218,8 +220,9 @@ class EngineHost:
     def stop(self) -> None:
         """End the engine and its connections; returns when the step and the encoding in flight are done."""
         self.loop.stop()
-        readers = [gateway.reading for gateway in list(self.gateways.values())]
-        self.close_gateways()
+        with self._attaching:
+            readers = [gateway.reading for gateway in list(self.gateways.values())]
+            self.close_gateways()
         for reader in readers:  # the last to queue recordings
             reader.join()
         self.loop.join()
@@ -257,13 +260,14 @@ class EngineHost:
         gateway.reading = threading.Thread(
             target=self._serve_gateway, args=(gateway,), name="voicewire-gateway-read", daemon=True
         )
-        gateway.send(self.hello)
-        self.gateways[gateway.number] = gateway
-        if self.is_draining:
-            gateway.send(encode(DrainMessage()))
-        if self._ended.is_set():
-            gateway.close()
-        gateway.reading.start()
+        with self._attaching:
+            gateway.send(self.hello)
+            self.gateways[gateway.number] = gateway
+            if self.is_draining:
+                gateway.send(encode(DrainMessage()))
+            if self._ended.is_set():
+                gateway.close()
+            gateway.reading.start()
 
     def _serve_gateway(self, gateway: GatewayConnection) -> None:
         connection = gateway.connection
