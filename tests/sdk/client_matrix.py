@@ -23,7 +23,7 @@ RUN_TIMEOUT_S = 150
 
 
 # By name: its environment, its program, and the modes of each service. A client that needs TLS makes ``wss`` of every
-# address; a service that is timed tells the times of words.
+# address; a service that is timed tells the times of words. Modes under ``needs_ffmpeg`` decode MP3 with FFmpeg.
 CLIENTS: dict[str, Any] = json.loads((Path(__file__).parent / "clients.json").read_text())
 TIMED_MODES = {"websocket", "flush", "cancel", "contexts", "timestamps", "timestamps_whole"}
 
@@ -43,6 +43,8 @@ class Run(NamedTuple):
     def speak(self, url: str, **variables: str) -> dict[str, Any]:
         """What the client printed. ``url`` begins with ``http``; ``variables`` are put into its environment."""
         client = CLIENTS[self.client]
+        if self.mode in client.get("needs_ffmpeg", []) and shutil.which("ffprobe") is None:
+            pytest.skip(f"{self.client} decodes MP3 with FFmpeg, which is not installed")
         environment = existing_environment(client["environment"])
         if client["environment"] == "node":
             with node_folder(environment) as folder:
