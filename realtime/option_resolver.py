@@ -9,10 +9,11 @@ import msgspec
 
 from engine.api import EngineInfo
 from realtime.protocol.model import RequestedFormat, SpeechOptions
-from realtime.speech_api.request import known_language, supported_instructions
+from realtime.speech_api.request import supported_instructions
 from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.errors import UnsupportedFormat
+from sessions.languages import known_language
 
 MAX_DISPLAY_CHARS = 64
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
@@ -89,33 +89,6 @@ def _parsed(parse: Callable[[], Parsed]) -> Parsed:
         raise RequestRefused("invalid_event", str(error), field_at_fault(str(error))) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RequestRefused("malformed_json", f"the body is not JSON: {error}") from None
-
-
-# Names by ISO 639-1 code.
-NAMES = {
-    "zh": "chinese",
-    "en": "english",
-    "ja": "japanese",
-    "ko": "korean",
-    "de": "german",
-    "fr": "french",
-    "ru": "russian",
-    "pt": "portuguese",
-    "es": "spanish",
-    "it": "italian",
-}
-CODES = {name: code for code, name in NAMES.items()}
-
-
-def known_language(given: str, languages: Iterable[str]) -> str | None:
-    """The checkpoint's word for it: ``English``, ``en`` and ``en-US`` are one. ``None`` if it has none."""
-    known = {language.lower(): language for language in ("auto", *languages)}
-    wanted = given.strip().lower()
-    code = wanted.partition("-")[0]
-    for word in (wanted, code, NAMES.get(code), CODES.get(wanted)):
-        if word is not None and word in known:
-            return known[word]
-    return None
 
 
 LEFT_OUT = "this model takes no instructions, they are left out"

@@ -29,13 +29,13 @@ from realtime.speech_api.request import (
     body_of,
     delivery,
     file_format,
-    known_language,
     supported_instructions,
 )
 from realtime.voice_cloner import check_transcript
 from sessions.config import SpeechSettings
 from sessions.errors import SessionError
 from sessions.events import ResponseFinished
+from sessions.languages import known_language
 from sessions.response import Response
 from sessions.session import Session
 from sessions.validation import check_settings

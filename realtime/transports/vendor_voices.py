@@ -17,8 +17,8 @@ from engine.api import EngineInfo
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.protocol.dialects.parsing import integer
-from realtime.speech_api.request import CODES, NAMES
 from realtime.transports.http_routes import server_of
+from sessions.languages import CODES, NAMES
 from sessions.voices.lookup import voices_for
 from sessions.voices.store import VoiceStore
 

@@ -16,9 +16,9 @@ from realtime.errors import RequestRefused
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
 from realtime.server import SpeechServer
-from realtime.speech_api.request import CODES
 from realtime.transports.tcp_server import close_writer, create_stream_transport, run_server
 from realtime.version import VERSION
+from sessions.languages import CODES
 from sessions.voices.lookup import voices_for
 
 log = logging.getLogger("voicewire.wyoming")

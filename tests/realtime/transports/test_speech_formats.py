@@ -17,11 +17,11 @@ import soundfile
 from engine.api import CheckpointError
 from realtime.app import create_app
 from realtime.config import load_config
-from realtime.speech_api.request import CODES, NAMES, known_language
 from realtime.transports.speech_batch_routes import PIECE_BYTES, _encode_results
 from sessions.audio.formats import codecs
 from sessions.audio.wav import wav_file
 from sessions.config import Encoding
+from sessions.languages import CODES, NAMES, known_language
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import QUICK, LiveServer, cloning_engine, live_server, until
 from tests.sessions.audio.signals import decode, tone
