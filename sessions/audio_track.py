@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,10 +15,12 @@ from sessions.audio.formats.registry import is_cpu_intensive
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
 from sessions.audio.segment_joiner import SegmentJoiner
+from sessions.audio.speech_shaper import SpeechShaper
 from sessions.audio.time_stretch import TimeStretcher
 from sessions.config import AudioFormat
 from sessions.encoders import EncoderPool
 from sessions.packetizer import PACKET_MS, AudioPacket, codec_delay_ms, create_packetizer
+from sessions.text.ssml.style import PLAIN_STYLE, SpeechStyle
 from sessions.text_track import FlushItem
 
 # Encoded on the event loop without a turn for others: 0.3 ms.
@@ -57,6 +60,11 @@ class AudioTrack:
         self._drain_samples = int(engine_rate * drain_ms / 1000)
         self._crossfader: Crossfader | None = None
         self._on_speech: Callable[[Pcm], None] = lambda pcm: None
+        self._engine_rate = engine_rate
+        # Rate and volume of the segment; ``None`` leaves both.
+        self._shaper: SpeechShaper | None = None
+        # The last sound is that of a break.
+        self._is_silent = False
         # There was sound since the last pause.
         self._has_pending_audio = False
         # More of the signal that has to follow a pause until the encoder holds back no sound from before it.
@@ -72,12 +80,36 @@ class AudioTrack:
     def has_pending_flush(self) -> bool:
         return self._pending_flush is not None
 
-    async def begin_segment(self, on_speech: Callable[[Pcm], None] = lambda pcm: None) -> Sequence[AudioPacket]:
+    async def begin_segment(
+        self, on_speech: Callable[[Pcm], None] = lambda pcm: None, style: SpeechStyle = PLAIN_STYLE
+    ) -> Sequence[AudioPacket]:
         """Begin the next segment; ``on_speech`` is called with its speech as that leaves the crossfader."""
         is_first, self._crossfader = self._crossfader is None, Crossfader()
         self._on_speech = on_speech
-        if is_first:
-            return []
+        is_shaped = style.speed != 1.0 or style.gain != 1.0
+        self._shaper = SpeechShaper(self._engine_rate, style.speed, style.gain) if is_shaped else None
+        self._is_silent = False
+        return [] if is_first else await self._begin_join()
+
+    async def insert_break(self, duration_ms: float, speed: float) -> Sequence[AudioPacket]:
+        """Insert silence of this length, at a playback rate of ``speed``, between the sound before and after it: both
+        fade outside of it."""
+        num_samples = round(duration_ms * self._engine_rate * speed / 1000)
+        packets: list[AudioPacket] = []
+        if not self._is_silent:
+            if self.num_engine_samples >= self._join_samples:
+                packets += await self._begin_join()
+                num_samples += self._join_samples
+            num_samples += self._join_samples
+        self._crossfader = Crossfader()
+        self._is_silent = True
+        for start in range(0, num_samples, self._engine_rate):
+            packets += await self._add(np.zeros(min(self._engine_rate, num_samples - start), np.float32))
+            await asyncio.sleep(0)
+        return packets
+
+    async def _begin_join(self) -> Sequence[AudioPacket]:
+        """Begin sound that fades into what came before."""
         self.num_engine_samples = max(self.num_engine_samples - self._join_samples, 0)
         if self._num_held_samples:
             self._num_held_samples += self._join_samples
@@ -99,7 +131,10 @@ class AudioTrack:
 
     async def end_segment(self) -> list[AudioOutput]:
         assert self._crossfader is not None, "an end before begin_segment"
-        return [await self._process(self._crossfader.finish()), *await self.complete_flush()]
+        packets = [*await self._process(self._crossfader.finish())]
+        if self._shaper is not None:
+            packets += await self._add(await self._encoders.run(self._shaper.finish))
+        return [packets, *await self.complete_flush()]
 
     async def flush(self, item: FlushItem, is_segment_next: bool) -> list[AudioOutput]:
         """Insert a pause, once. The flush is completed with the sound of the next segment, or by silence if none
@@ -117,7 +152,11 @@ class AudioTrack:
         return outputs if item is None else [*outputs, item]
 
     async def finish(self) -> Sequence[AudioPacket]:
-        packets = [*await self._encode(self._joiner.finish())]
+        rest = self._joiner.finish()
+        if self._is_silent:  # nothing fades into the end of the silence
+            rest = rest[: rest.size - self._join_samples]
+            self.num_engine_samples -= self._join_samples
+        packets = [*await self._encode(rest)]
         packets += await self._encode_stretched(self._stretcher.flush())
         packets += await self._encode_resampled(self._resampler.flush())
         return [*packets, *await self._run(self._encoder.flush)]
@@ -127,7 +166,8 @@ class AudioTrack:
         return await self._process(self._crossfader.push(chunk))
 
     async def _process(self, pcm: Pcm) -> Sequence[AudioPacket]:
-        packets = await self._add(pcm)
+        shaper = self._shaper
+        packets = await self._add(pcm if shaper is None else await self._encoders.run(lambda: shaper.push(pcm)))
         self._on_speech(pcm)
         return packets
 

@@ -48,6 +48,14 @@ class AudioFormat:
     dtx: bool = False
 
 
+class Markup(StrEnum):
+    """What tags in a text are."""
+
+    # Text like any other.
+    NONE = "none"
+    SSML = "ssml"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechSettings:
     """Settings of a response. A session holds one as the default of its responses."""
@@ -59,6 +67,8 @@ class SpeechSettings:
     format: AudioFormat = field(default_factory=AudioFormat)
     # ``None`` follows the checkpoint (``EngineInfo.normalize_text``).
     normalize_text: bool | None = None
+    # Whether tags in the text control speech (docs/reference/ssml.md).
+    markup: Markup = Markup.NONE
     # Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst).
     lead_ms: int | None = 2_000
     # Whether the response also emits word times (``ResponseWordTimes``).

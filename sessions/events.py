@@ -56,6 +56,30 @@ class ResponseWordTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkReached:
+    """Event of a mark in marked-up text, in order with the audio."""
+
+    response_id: str
+    name: str
+    # Position of the mark, counted as in ``ResponseAudio.start_sample``.
+    sample: int
+    # From the first sample of speech.
+    time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class MarkupWarned:
+    """Markup that is broken, unknown or without effect; each kind once a response. Holds no text of the client but
+    the name of a tag."""
+
+    response_id: str
+    code: str
+    element: str
+    # Position in the client's text, in characters.
+    raw_start: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeardText:
     """Heard text in the client's own characters; docs/design/alignment.md states its accuracy."""
 
@@ -91,4 +115,4 @@ class ResponseFinished:
     has_runaway: bool = False
 
 
-ResponseEvent = ResponseAudio | ResponseWordTimes | FlushCompleted | ResponseFinished
+ResponseEvent = ResponseAudio | ResponseWordTimes | FlushCompleted | MarkReached | MarkupWarned | ResponseFinished

@@ -34,17 +34,27 @@ from sessions.audio.formats.registry import opus_settings
 from sessions.audio.pacer import Pacer, PacerSettings, UnderrunCause
 from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.clock import WakeEvent, is_due, now_s
-from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed
-from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
+from sessions.events import (
+    HeardText,
+    MarkReached,
+    MarkupWarned,
+    ResponseAudio,
+    ResponseEvent,
+    ResponseFinished,
+    ResponseStatus,
+)
 from sessions.metrics import Metrics
 from sessions.packetizer import AudioPacket
 from sessions.response_totals import ResponseTotals
 from sessions.ring import PacketRing
 from sessions.session_services import SessionServices
 from sessions.stall_detector import StallDetector, StallSource
+from sessions.styles import StyleResolver
 from sessions.text.dead_air import DeadAirRule
 from sessions.text.segmenter import SegmenterSettings
+from sessions.text.ssml.parser import BreakItem, MarkItem, SsmlParser
 from sessions.text_budget import TextQueue
 from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
 from sessions.timeline import MAX_INLINE_ALIGN_BYTES, ResponseTimeline
@@ -97,13 +107,15 @@ class Response:
         on_text: Callable[[Response], None],
         on_end: Callable[[Response], None],
         is_resumable: bool = False,
+        key: str = "",
     ) -> None:
         """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``.
 
-        A resumable response retains what it has sent, for ``resume``."""
+        Markup may name the voices of ``key``. A resumable response retains what it has sent, for ``resume``."""
         info, limits = services.engine.info, services.limits
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
-        needs_alignment = settings.reports_heard_text or settings.word_times
+        styles = None if settings.markup is Markup.NONE else StyleResolver(settings, key, services)
+        needs_alignment = settings.reports_heard_text or settings.word_times or styles is not None
         make_aligner = services.make_aligner if needs_alignment else UniformAligner
         self.response_id = response_id
         self.settings = settings
@@ -127,7 +139,9 @@ class Response:
             normalize,
             SegmenterSettings(max_segment_tokens=info.max_text_tokens),
             DeadAirRule(enabled=settings.avoid_dead_air),
+            None if styles is None else SsmlParser(styles.context),
         )
+        self._styles = styles
         self._ring = PacketRing(
             response_id,
             Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms)),
@@ -258,6 +272,8 @@ class Response:
         """Read on as far as needed; what this event loop iteration has no budget for is read in later ones."""
         while self._text.wants_text and (max_chars := self._text_queue.allow(self)):
             self._text_queue.spend(self._text.read(max_chars))
+        if self._text.warnings:
+            self._put_warnings()
 
     @property
     def _generating(self) -> list[TextSegment]:
@@ -269,7 +285,9 @@ class Response:
         return bool(self._generating)
 
     def _may_begin(self, item: TextItem, left_ms: float, now: float) -> bool:
-        if isinstance(item, FlushItem):
+        if isinstance(item, BreakItem) and not self._can_queue_audio:
+            return False
+        if not isinstance(item, TextSegment):
             return len(self._begun) < MAX_BEGUN_ITEMS
         return self._has_capacity(now) and self._text.is_ready(item, left_ms, now)
 
@@ -280,12 +298,16 @@ class Response:
         if self.settings.lead_ms is not None or not has_sound:
             return not generating
         # An unread reply ends its segments and then holds no slot of the engine.
-        has_room = self._ring.waiting_samples * 1000 < limits.max_ready_ms * self.format.sample_rate
         is_read = self._ring.unread_s(now) < MAX_UNREAD_S
-        return len(generating) < limits.max_burst_segments and has_room and is_read
+        return len(generating) < limits.max_burst_segments and self._can_queue_audio and is_read
+
+    @property
+    def _can_queue_audio(self) -> bool:
+        return self._ring.waiting_samples * 1000 < self._services.limits.max_ready_ms * self.format.sample_rate
 
     def _submit(self, segment: TextSegment, now: float) -> None:
-        request = self.settings.create_request(
+        settings = self.settings if self._styles is None else self._styles.settings_for(segment.style)
+        request = settings.create_request(
             f"{self._request_prefix}/{len(self._streams)}",
             segment.text,
             segment.closed,
@@ -322,6 +344,12 @@ class Response:
                 self._begin_draining()
             elif isinstance(item, FlushItem):
                 await self._apply_flush(item, audio)
+            elif isinstance(item, BreakItem):
+                self._put(await audio.insert_break(item.duration_ms, self.settings.speed), audio)
+                self._begun.popleft()
+            elif isinstance(item, MarkItem):
+                self._put_mark(item, audio.num_engine_samples)
+                self._begun.popleft()
             elif item is not None and item.spoken.start_sample is None:
                 await self._begin_segment(item, audio)
             elif item is not None and (event := _next_event(item)) is not None:
@@ -351,7 +379,7 @@ class Response:
         await asyncio.sleep(0)
 
     async def _begin_segment(self, segment: TextSegment, audio: AudioTrack) -> None:
-        self._put(await audio.begin_segment(segment.spoken.push), audio)
+        self._put(await audio.begin_segment(segment.spoken.push, segment.style), audio)
         segment.spoken.start_sample = audio.num_engine_samples
         if audio.has_pending_flush:
             left_s = self._ring.left_ms(now_s()) / 1000
@@ -428,6 +456,22 @@ class Response:
         if self.state is State.SPEAKING and self.settings.word_times and (words := self._timeline.new_words()):
             self._ring.put_words(words)
             self._wake_reader()
+        for mark, sample in self._timeline.new_marks():
+            self._put_mark(mark, sample)
+
+    def _put_mark(self, mark: MarkItem, engine_sample: int) -> None:
+        """``engine_sample`` counts at the engine's rate."""
+        if self.state is State.SPEAKING:
+            time_s = engine_sample / (self._services.engine.info.sample_rate * self.settings.speed)
+            sample = self.pre_skip_samples + round(time_s * self.format.sample_rate)
+            self._ring.put_event(MarkReached(self.response_id, mark.name, sample, 1000 * time_s))
+            self._wake_reader()
+
+    def _put_warnings(self) -> None:
+        for warning in self._text.warnings:
+            self._ring.put_event(MarkupWarned(self.response_id, warning.code, warning.element, warning.raw_start))
+        self._text.warnings.clear()
+        self._wake_reader()
 
     def _begin_draining(self) -> None:
         if not self.is_done:
@@ -489,7 +533,7 @@ class Response:
         return self._ring.is_closed and self._ring.is_empty
 
     def _on_sent(self, now: float) -> None:
-        if self.settings.lead_ms is None:
+        if self.settings.lead_ms is None or self._text.is_break_next:
             self.advance()
         metrics = self._services.metrics
         metrics.observe("lead_seconds", self._ring.lead_ms(now) / 1000)

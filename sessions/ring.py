@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from sessions.alignment.word_times import WordTime
 from sessions.audio.pacer import Pacer, UnderrunCause
 from sessions.clock import is_due
-from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
+from sessions.events import (
+    FlushCompleted,
+    MarkReached,
+    MarkupWarned,
+    ResponseAudio,
+    ResponseEvent,
+    ResponseFinished,
+    ResponseWordTimes,
+)
 from sessions.packetizer import AudioPacket
 
 # Packets made together leave together, the four of a codec frame in any case where the lead is no shorter.
@@ -42,7 +50,7 @@ class FlushEntry:
     flush: int
 
 
-Entry = PacketGroup | ResponseWordTimes | FlushEntry | ResponseFinished
+Entry = PacketGroup | ResponseWordTimes | FlushEntry | MarkReached | MarkupWarned | ResponseFinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,9 @@ class PacketRing:
 
     def put_words(self, words: Sequence[WordTime]) -> None:
         self._append(ResponseWordTimes(self._response_id, tuple(words)))
+
+    def put_event(self, event: MarkReached | MarkupWarned) -> None:
+        self._append(event)
 
     def put_flush(self, flush: int) -> None:
         self._append(FlushEntry(flush))

@@ -99,6 +99,7 @@ class Session:
             weak_method(self._admit),
             weak_method(self._on_response_end),
             self._is_resumable,
+            self.key,
         )
         self._active.add(response)
         self._responses[response_id] = response

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from engine.api import SpeechStream
@@ -16,6 +16,10 @@ from sessions.text.dead_air import DeadAirRule, TextPace, TextStats
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
+from sessions.text.ssml.parser import BreakItem, MarkItem, MarkupItem, SsmlParser, StyleItem
+from sessions.text.ssml.raw_map import RawMap
+from sessions.text.ssml.style import PLAIN_STYLE, SpeechStyle
+from sessions.text.ssml.tokens import MarkupWarning, TextToken
 from sessions.text.word_joiner import WordBuffer
 from sessions.timeline import ResponseTimeline, SegmentTimeline
 
@@ -29,6 +33,7 @@ class TextSegment:
 
     index: int
     spoken: SegmentTimeline
+    style: SpeechStyle = PLAIN_STYLE
     # Opened after an early close: waits until it is worth beginning.
     is_gathering: bool = False
     text: str = ""
@@ -70,7 +75,7 @@ class TextSegment:
         expected_samples = self.reported_samples + (now_s - self.reported_s) * rate
         if abs(played_samples - expected_samples) >= tolerance_samples:
             self.reported_samples, self.reported_s = played_samples, now_s
-            self.stream.report_playback(played_samples - self.spoken.start_sample)
+            self.stream.report_playback(int((played_samples - self.spoken.start_sample) * self.style.speed))
 
     def close(self) -> None:
         self.closed = True
@@ -92,7 +97,7 @@ class EndItem:
     """The end of the text."""
 
 
-TextItem = TextSegment | FlushItem
+TextItem = TextSegment | FlushItem | BreakItem | MarkItem
 
 
 class TextTrack:
@@ -104,7 +109,9 @@ class TextTrack:
         normalize: bool,
         segmenter: SegmenterSettings | None = None,
         dead_air: DeadAirRule | None = None,
+        parser: SsmlParser | None = None,
     ) -> None:
+        """``parser`` reads the markup of the text; without one, tags are text."""
         # Items that have not begun, in order.
         self.waiting: deque[TextItem] = deque()
         # The segment that text is being added to.
@@ -121,6 +128,9 @@ class TextTrack:
         self._gather_next = False
         self._segmenter = Segmenter(segmenter)
         self._words: WordBuffer | IncrementalNormalizer = IncrementalNormalizer() if normalize else WordBuffer()
+        # Warnings about markup that were not taken yet.
+        self.warnings: list[MarkupWarning] = []
+        self._markup = None if parser is None else _MarkupReader(parser)
 
     @property
     def num_chars(self) -> int:
@@ -136,6 +146,10 @@ class TextTrack:
     def wants_text(self) -> bool:
         """There is unread text, and not enough of what was read waits to be spoken."""
         return bool(self._unread) and len(self.waiting) <= READ_AHEAD_SEGMENTS
+
+    @property
+    def is_break_next(self) -> bool:
+        return bool(self.waiting) and isinstance(self.waiting[0], BreakItem)
 
     def push(self, text: str, now_s: float) -> None:
         self._pace.record(text, now_s)
@@ -161,9 +175,13 @@ class TextTrack:
     def read(self, max_chars: int) -> int:
         """Read at most ``max_chars`` unread characters. Returns the characters processed, which may be more: what was
         held back before counts again when it is normalized. A mark counts as one."""
-        num_held = self._words.num_chars_held
+        num_held = self._num_chars_held
         num_chars = self._read_text(max_chars) if isinstance(self._unread[0], str) else self._read_mark()
-        return num_chars + max(num_held - self._words.num_chars_held, 0)
+        return num_chars + max(num_held - self._num_chars_held, 0)
+
+    @property
+    def _num_chars_held(self) -> int:
+        return self._words.num_chars_held + (0 if self._markup is None else self._markup.parser.num_chars_held)
 
     def must_close_early(self, left_ms: float, now_s: float) -> bool:
         """Return whether the open segment waits for text that has stalled, with ``left_ms`` of audio left to play."""
@@ -226,28 +244,66 @@ class TextTrack:
             if self._num_chars_read == len(text):
                 self._unread.popleft()
                 self._num_chars_read = 0
-        self._apply(self._segmenter.push(self._words.push("".join(texts))))
+        if self._markup is None:
+            self._apply(self._segmenter.push(self._words.push("".join(texts))))
+        else:
+            self._apply_markup(self._markup, self._markup.parser.push("".join(texts)))
         return num_chars
 
     def _read_mark(self) -> int:
         mark = self._unread.popleft()
         assert not isinstance(mark, str)
-        self._apply(self._segmenter.push(self._words.flush()))
-        self._apply(self._segmenter.flush())
+        if self._markup is not None:
+            parser = self._markup.parser
+            self._apply_markup(self._markup, parser.flush() if isinstance(mark, FlushItem) else parser.finish())
+        self._end_run()
         if isinstance(mark, FlushItem):
             self.waiting.append(mark)
         return 1
+
+    def _apply_markup(self, markup: _MarkupReader, items: Iterable[MarkupItem]) -> None:
+        for item in items:
+            match item:
+                case TextToken():
+                    if (hidden := markup.add_text(item)) is not None:
+                        self._timeline.hide_markup(*hidden)
+                    self._apply(self._segmenter.push(markup.places.to_raw(self._words.push(item.text))))
+                case MarkItem():
+                    markup.marks.append(item)
+                case MarkupWarning():
+                    self.warnings.append(item)
+                case BreakItem():
+                    self._end_run()
+                    self.waiting.append(item)
+                case StyleItem():
+                    self._end_run()
+                    markup.style = item.style
+
+    def _end_run(self) -> None:
+        """End the open segment with all text read so far."""
+        words = self._words.flush()
+        self._apply(self._segmenter.push(words if self._markup is None else self._markup.places.to_raw(words)))
+        self._apply(self._segmenter.flush())
+        if self._markup is not None:
+            self.waiting.extend(self._markup.marks)
+            self._markup.marks.clear()
 
     def _apply(self, events: Iterable[SegmentEvent]) -> None:
         for event in events:
             if isinstance(event, SegmentEnd):
                 self._close_open()
             else:
-                self._open_segment(event.index, event.text).add(event.text)
+                segment = self._open_segment(event.index, event.text)
+                segment.add(event.text)
+                if self._markup is not None:
+                    for mark in self._markup.pop_marks(event.text.raw_end):
+                        self._timeline.add_mark(mark, segment.spoken)
 
     def _open_segment(self, index: int, text: SpannedText) -> TextSegment:
         if self.open is None:
-            self.open = TextSegment(index, self._timeline.begin_segment(text.raw_start), is_gathering=self._gather_next)
+            style = PLAIN_STYLE if self._markup is None else self._markup.style
+            timeline = self._timeline.begin_segment(text.raw_start, style.speed)
+            self.open = TextSegment(index, timeline, style, is_gathering=self._gather_next)
             self._gather_next = False
             self.waiting.append(self.open)
         return self.open
@@ -260,3 +316,29 @@ class TextTrack:
         if not segment.speakable:
             self.waiting.remove(segment)
             segment.spoken.finish()
+            self.waiting.extend(self._timeline.withdraw_marks(segment.spoken))
+
+
+class _MarkupReader:
+    """The state of a text with markup beside that of its parser."""
+
+    def __init__(self, parser: SsmlParser) -> None:
+        self.parser = parser
+        self.places = RawMap()
+        # The style of the next text.
+        self.style = PLAIN_STYLE
+        # Marks whose text has not come.
+        self.marks: deque[MarkItem] = deque()
+        # End of the last text in the raw text.
+        self._raw_end = 0
+
+    def add_text(self, token: TextToken) -> tuple[int, int] | None:
+        """Record the place of text. Returns the raw range of the markup before it, if there is some."""
+        self.places.add(len(token.text), token.raw_start, token.raw_end)
+        start, self._raw_end = self._raw_end, token.raw_end
+        return (start, token.raw_start) if start < token.raw_start else None
+
+    def pop_marks(self, raw_end: int) -> Iterator[MarkItem]:
+        """The marks before this place of the raw text."""
+        while self.marks and self.marks[0].raw_start < raw_end:
+            yield self.marks.popleft()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +17,7 @@ from sessions.audio.pcm import Pcm
 from sessions.encoders import EncoderPool
 from sessions.events import HeardText
 from sessions.text.spans import SpannedText
+from sessions.text.ssml.parser import MarkItem
 
 # Speech that is aligned on the event loop at most, a second at 24 kHz: 3 ms.
 MAX_INLINE_ALIGN_BYTES = 96_000
@@ -25,14 +27,21 @@ class SegmentTimeline:
     """Characters of the client that one utterance speaks, and when. Samples are at the engine's rate."""
 
     def __init__(
-        self, index: int, raw_start: int, raw: Callable[[], str], aligner: LazyAligner, sample_rate: int
+        self,
+        index: int,
+        raw_start: int,
+        raw: Callable[[], str],
+        aligner: LazyAligner,
+        sample_rate: int,
+        speed: float = 1.0,
     ) -> None:
-        """``raw`` gives all of the client's text so far."""
+        """``raw`` gives all of the client's text so far; speech is played ``speed`` times as fast as it was made."""
         self.index = index
         self.words = WordSpanTracker(raw_start, raw)
         self.aligner = aligner
         # For queries that cannot wait for alignment.
         self.even = UniformAligner(sample_rate)
+        self.speed = speed
         # Start in the audio of the response; ``None`` before it.
         self.start_sample: int | None = None
         # Its speech is all there, or none will come.
@@ -67,16 +76,28 @@ class SegmentTimeline:
         if self.start_sample is None:
             return []
         bounds = self.aligner.bounds
+        if self.speed != 1.0:
+            bounds = [int(bound / self.speed) for bound in bounds]
         words = []
         while (word := self.words.next_word(self.complete)) and word.sound_end < len(bounds):
             words.append(to_word_time(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
             self.words.consume(word)
         return words
 
+    def sample_of(self, raw_start: int) -> int | None:
+        """Return where in the response's audio the first sound from this place of the client's text on begins;
+        ``None`` while that is not final."""
+        index = self.words.next_sound(raw_start)
+        if self.start_sample is None or (index is None and not self.complete):
+            return None
+        bounds = self.aligner.bounds
+        index = len(self.words.spoken) if index is None else index
+        return self.start_sample + int(bounds[index] / self.speed) if index < len(bounds) else None
+
     def raw_position(self, played_samples: int, roughly: bool) -> int:
         """Return the position in the client's text: the first spoken character that is not over."""
         bounds = self.even.estimate() if roughly else self.aligner.estimate()
-        spoken, reached = self.words.spoken, bisect_right(bounds, played_samples) - 1
+        spoken, reached = self.words.spoken, bisect_right(bounds, played_samples * self.speed) - 1
         while 0 <= reached < len(spoken) and not spoken[reached].isalnum():
             reached += 1
         return self.words.source_index(max(reached, 0))
@@ -87,6 +108,8 @@ class RawText:
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
+        # The text up to the last markup, with spaces in place of markup.
+        self._unmarked = ""
 
     def write(self, text: str) -> None:
         self._pieces.append(text)
@@ -95,6 +118,14 @@ class RawText:
         text = "".join(self._pieces)
         self._pieces = [text]
         return text
+
+    def hide(self, start: int, end: int) -> None:
+        """Mark characters as markup; ``start`` is not before the last ``end``."""
+        self._unmarked += self.read()[len(self._unmarked) : start] + " " * (end - start)
+
+    def read_unmarked(self) -> str:
+        """Return the text with a space for each character of markup."""
+        return self._unmarked + self.read()[len(self._unmarked) :] if self._unmarked else self.read()
 
 
 class ResponseTimeline:
@@ -119,6 +150,8 @@ class ResponseTimeline:
         self._num_returned = 0
         # End of the last word returned; segments overlap where they are joined.
         self._last_end_ms = 0.0
+        # Marks whose sample is not found yet, in order, each with its segment.
+        self._marks: deque[tuple[MarkItem, SegmentTimeline]] = deque()
 
     def raw(self) -> str:
         """Return all text that the client has sent."""
@@ -128,9 +161,14 @@ class ResponseTimeline:
         """Append text of the client."""
         self._raw.write(raw)
 
-    def begin_segment(self, raw_start: int) -> SegmentTimeline:
+    def hide_markup(self, start: int, end: int) -> None:
+        """Mark raw characters as markup: no words are found there, and heard text does not end within."""
+        self._raw.hide(start, end)
+
+    def begin_segment(self, raw_start: int, speed: float = 1.0) -> SegmentTimeline:
         aligner = LazyAligner(partial(self._make_aligner, self._sample_rate), self._backlog)
-        segment = SegmentTimeline(len(self.segments), raw_start, self._raw.read, aligner, self._sample_rate)
+        raw = self._raw.read_unmarked
+        segment = SegmentTimeline(len(self.segments), raw_start, raw, aligner, self._sample_rate, speed)
         self.segments.append(segment)
         return segment
 
@@ -156,7 +194,7 @@ class ResponseTimeline:
     def heard_text(self, played_samples: int, roughly: bool = False) -> HeardText:
         """Return what was heard up to a position. ``roughly`` aligns nothing and gives every character equal time."""
         raw = self.raw()
-        cut = last_word_boundary(raw, self._position(played_samples, roughly))
+        cut = last_word_boundary(self._raw.read_unmarked(), self._position(played_samples, roughly))
         return HeardText(raw[:cut], raw[cut:], 1000 * played_samples / self._played_rate)
 
     async def find_heard_text(self, played_samples: int, aligners: EncoderPool, max_wait_s: float) -> HeardText:
@@ -185,6 +223,27 @@ class ResponseTimeline:
                 break
             self._num_returned += 1
         return words
+
+    def add_mark(self, mark: MarkItem, segment: SegmentTimeline) -> None:
+        self._marks.append((mark, segment))
+
+    def withdraw_marks(self, segment: SegmentTimeline) -> list[MarkItem]:
+        """Remove and return the marks of the last segment, which is not spoken."""
+        marks: list[MarkItem] = []
+        while self._marks and self._marks[-1][1] is segment:
+            marks.insert(0, self._marks.pop()[0])
+        return marks
+
+    def new_marks(self) -> list[tuple[MarkItem, int]]:
+        """Return marks inside of segments with their samples, once each and in order, as soon as these are final."""
+        marks: list[tuple[MarkItem, int]] = []
+        while self._marks:
+            mark, segment = self._marks[0]
+            if (sample := segment.sample_of(mark.raw_start)) is None:
+                break
+            marks.append((mark, sample))
+            self._marks.popleft()
+        return marks
 
     def _position(self, played_samples: int, roughly: bool) -> int:
         segment = self._segment_at(played_samples)

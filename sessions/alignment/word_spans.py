@@ -74,6 +74,11 @@ class WordSpanTracker:
         """Return the position of a spoken character in the client's text."""
         return self._places[spoken_char] if spoken_char < len(self._places) else self.raw_end
 
+    def next_sound(self, raw_start: int) -> int | None:
+        """Return the first spoken character that sounds, from this place of the client's text on."""
+        first = bisect_left(self._places, raw_start)
+        return next((index for index in range(first, len(self.spoken)) if self.spoken[index].isalnum()), None)
+
     def next_word(self, complete: bool) -> WordSpan | None:
         """The next word that is all there; after ``take``, the one after it."""
         raw = self._raw()
