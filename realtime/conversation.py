@@ -21,7 +21,15 @@ from sessions.alignment.word_times import WordTime
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import LimitExceeded, SessionClosed, SessionError
-from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished, ResponseWordTimes
+from sessions.events import (
+    FlushCompleted,
+    MarkReached,
+    MarkupWarned,
+    ResponseAudio,
+    ResponseEvent,
+    ResponseFinished,
+    ResponseWordTimes,
+)
 from sessions.response import Response
 from sessions.ring import RESUME_WINDOW_S
 from sessions.session import Session
@@ -415,6 +423,10 @@ def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent)
             return model.ContextWords(context_id, tuple(_timed(word) for word in event.words))
         case FlushCompleted():
             return model.ContextFlushed(context_id, ms(event.end_sample), event.flush, event.end_sample)
+        case MarkReached():
+            return model.ContextMark(context_id, event.name, event.sample, event.time_ms)
+        case MarkupWarned():
+            return model.ContextWarning(context_id, event.code, event.element, event.raw_start)
         case ResponseFinished():
             return _ended(context_id, event)
 

@@ -10,7 +10,7 @@ import msgspec
 from engine.api import SamplingParams, TextLayout
 from realtime.config import SpeechDefaults
 from realtime.protocol import events as ev
-from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.errors import UnsupportedFormat
 
 # Encodings of the native wire and their sample rates where a client names none.
@@ -38,6 +38,7 @@ def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, defaul
     return replace(
         base,
         **_given(given, "voice", "language", "instruct", "speed", "word_times", "max_frames", "chunk_frames"),
+        markup=base.markup if given.markup is None else Markup(given.markup),
         layout=base.layout if given.text_layout is None else TextLayout(given.text_layout),
         format=_format(given.format, base.format),
         lead_ms=_lead_ms(given, base.lead_ms, default_lead_ms),
@@ -57,6 +58,7 @@ def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
         lead_ms=speech.lead_ms,
         word_times=speech.word_times or None,
         speed=None if speech.speed == 1.0 else speech.speed,
+        markup="ssml" if speech.markup is Markup.SSML else None,
         text_layout=speech.layout.value,
         max_frames=speech.max_frames,
         chunk_frames=speech.chunk_frames or None,

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from engine.api import SamplingParams, SpeechEngine
-from realtime.commands.speaking import PLAYER_LEAD_MS, Done, SpeechSource, speak
+from realtime.commands.speaking import PLAYER_LEAD_MS, Done, SpeechSource, print_markup_warning, speak
 from realtime.commands.streams import FORMATS, PLAYERS, find_player, output_path
 from realtime.config import ConfigError, load_config
 from realtime.engine_factory import add_model_argument, running_engine
-from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
-from sessions.events import ResponseAudio, ResponseFinished
+from sessions.config import AudioFormat, Encoding, Markup, RegistryLimits, SessionLimits, SpeechSettings
+from sessions.events import MarkupWarned, ResponseAudio, ResponseFinished
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=output_path, metavar="FILE", help=output_help)
     parser.add_argument("--voice", help="one of `voicewire voices` (default: the first)")
     parser.add_argument("--language", default="auto", help="language of the text (default: auto)")
+    parser.add_argument(
+        "--ssml", action="store_true", help="tags in the text control speech (docs/reference/ssml.md); not with --mqtt"
+    )
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech (default: a random one)")
     add_model_argument(parser)
     parser.add_argument("--url", metavar="ws://HOST:PORT", help="use a server instead of a local engine")
@@ -52,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.output is None and find_player() is None:
         raise FileNotFoundError(f"no player here ({', '.join(PLAYERS)}): name a file with -o")
+    if args.ssml and args.mqtt is not None:
+        print("voicewire say: --ssml needs a local engine or --url, and --mqtt is given", file=sys.stderr)
+        return WRONG_SETTINGS
     if args.seed is None:
         args.seed = secrets.randbelow(MAX_SEED)
     if args.url is not None:
@@ -100,6 +106,7 @@ def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
         voice=args.voice,
         language=args.language,
         format=AudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=sample_rate),
+        markup=Markup.SSML if args.ssml else Markup.NONE,
         lead_ms=None if args.output else PLAYER_LEAD_MS,
         sampling=SamplingParams(seed=args.seed),
     )
@@ -130,5 +137,7 @@ class LocalSpeech(SpeechSource):
             match event:
                 case ResponseAudio():
                     yield b"".join(event.packets)
+                case MarkupWarned():
+                    print_markup_warning(event)
                 case ResponseFinished():
                     yield event

@@ -8,7 +8,15 @@ from collections.abc import AsyncIterator
 from websockets.exceptions import InvalidHandshake
 
 from realtime.client import NativeClient, open_session
-from realtime.commands.speaking import PLAYER_LEAD_MS, SAMPLE_RATE, Done, ServerError, SpeechSource, speak
+from realtime.commands.speaking import (
+    PLAYER_LEAD_MS,
+    SAMPLE_RATE,
+    Done,
+    ServerError,
+    SpeechSource,
+    print_markup_warning,
+    speak,
+)
 from realtime.protocol import events as ev
 from sessions.config import Encoding
 
@@ -30,6 +38,7 @@ def settings(args: argparse.Namespace) -> ev.NativeSpeechSettings:
         voice=args.voice,
         language=args.language,
         seed=args.seed,
+        markup="ssml" if args.ssml else None,
         format=ev.NativeAudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=SAMPLE_RATE),
         pace="burst" if args.output else "lead",
         lead_ms=None if args.output else PLAYER_LEAD_MS,
@@ -58,6 +67,8 @@ class RemoteSpeech(SpeechSource):
             match message:
                 case ev.AudioMessage():
                     yield b"".join(message.packets)
+                case ev.ResponseWarning():
+                    print_markup_warning(message)
                 case ev.ResponseDone():
                     yield message
                 case ev.ErrorEvent():

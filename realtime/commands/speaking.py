@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from realtime.commands.streams import Output, arriving_text, open_output
-from realtime.protocol.events import ResponseDone
+from realtime.protocol.events import ResponseDone, ResponseWarning
 from sessions.audio.wav import BYTES_PER_SAMPLE
-from sessions.events import ResponseFinished, ResponseStatus
+from sessions.events import MarkupWarned, ResponseFinished, ResponseStatus
 
 PLAYER_LEAD_MS = 2_000
 # Rate of remote speech.
@@ -93,6 +93,11 @@ async def write_audio(source: SpeechSource, output: Output, progress: SpeechProg
         await output.write(event)
         progress.add(len(event) // BYTES_PER_SAMPLE)
     raise AssertionError("a response without an end")
+
+
+def print_markup_warning(warning: MarkupWarned | ResponseWarning) -> None:
+    element = f" <{warning.element}>" if warning.element else ""
+    print(f"{warning.code.replace('_', ' ')}:{element} at character {warning.raw_start}", file=sys.stderr)
 
 
 @asynccontextmanager

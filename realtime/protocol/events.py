@@ -22,6 +22,7 @@ MAX_RESUMED_RESPONSES = 64
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS, pattern=r"\A[A-Za-z0-9_.:-]+\Z")]
 Pace = Literal["lead", "burst"]
 Layout = Literal["auto", "streaming", "full"]
+MarkupKind = Literal["none", "ssml"]
 Status = Literal["completed", "cancelled", "failed"]
 
 
@@ -56,6 +57,8 @@ class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # True to receive ``response.words``.
     word_times: bool | None = None
     speed: float | None = None
+    # ``ssml``: tags in the text control speech.
+    markup: MarkupKind | None = None
     text_layout: Layout | None = None
     max_frames: int | None = None
     chunk_frames: tuple[int, ...] | None = None
@@ -240,6 +243,28 @@ class ResponseWords(ServerEventBase, tag="response.words", frozen=True):
     words: tuple[WordTiming, ...]
 
 
+class ResponseMark(ServerEventBase, tag="response.mark", frozen=True):
+    """A mark of the text, near its audio."""
+
+    response_id: str
+    name: str
+    # Position of the mark, counted as ``sample_time``.
+    sample: int
+    # From the first sample of speech.
+    time_ms: float
+
+
+class ResponseWarning(ServerEventBase, tag="response.warning", frozen=True):
+    """Markup that is broken, unknown or without effect; each kind once a response."""
+
+    response_id: str
+    code: str
+    # Name of the tag; empty where there is none.
+    element: str
+    # Position in the text of the response, in characters.
+    raw_start: int
+
+
 class HeardBody(Struct, frozen=True, kw_only=True):
     """Text that the listener heard, in the client's own characters."""
 
@@ -328,6 +353,8 @@ ServerEvent = (
     | SessionResumed
     | ResponseCreated
     | ResponseWords
+    | ResponseMark
+    | ResponseWarning
     | TextFlushed
     | ResponseDone
     | ResponseHeard

@@ -350,6 +350,29 @@ class ContextFlushed:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextMark:
+    """A mark of marked-up text, near its audio."""
+
+    context: str
+    name: str
+    # Counted as in ``ContextAudio.start_sample``.
+    sample: int
+    time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ContextWarning:
+    """Markup that is broken, unknown or without effect."""
+
+    context: str
+    code: str
+    # Name of the tag, or empty.
+    element: str
+    # Position in the text of the context.
+    raw_start: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContextEnded:
     """The only terminal event of a context."""
 
@@ -410,6 +433,8 @@ DialectEvent = (
     | ContextAudio
     | ContextWords
     | ContextFlushed
+    | ContextMark
+    | ContextWarning
     | ContextEnded
     | HeardReported
     | HeardUnknown

@@ -234,3 +234,22 @@ async def test_word_times_are_sent_on_request(live: LiveServer) -> None:
     assert times[-1] <= spoken.done.audio_ms
     assert spoken.created.settings.word_times
     assert not any(isinstance(message, ev.ResponseWords) for message in silent.messages)
+
+
+async def test_markup_controls_speech_on_request(live: LiveServer) -> None:
+    text = 'One.<break time="1s"/><mark name="here"/>Two <blink>three</blink>.'
+    async with live.session() as client:
+        spoken = await speak(client, text, markup="ssml", word_times=True)
+        plain = await speak(client, text, "other")
+    events = {type(message): message for message in spoken.messages}
+    mark, warning = events[ev.ResponseMark], events[ev.ResponseWarning]
+    assert (mark.name, warning.code, warning.element) == ("here", "unknown_element", "blink")
+    assert text[warning.raw_start :].startswith("<blink>")
+    assert mark.sample == round(mark.time_ms * 24) + spoken.created.format.pre_skip_samples
+    assert 1_000 < mark.time_ms < spoken.done.audio_ms
+    words = [word for message in spoken.messages if isinstance(message, ev.ResponseWords) for word in message.words]
+    assert [word.text for word in words] == ["One.", "Two", "three"]
+    assert all(text[word.raw_start : word.raw_end] == word.text for word in words)
+    assert spoken.created.settings.markup == "ssml"
+    assert plain.created.settings.markup is None
+    assert not {ev.ResponseMark, ev.ResponseWarning} & {type(message) for message in plain.messages}

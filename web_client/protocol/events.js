@@ -91,6 +91,7 @@ const sampling = struct(
  * @property {number} [lead_ms]
  * @property {boolean} [word_times] send `response.words`
  * @property {number} [speed]
+ * @property {"none" | "ssml"} [markup]
  * @property {"auto" | "streaming" | "full"} [text_layout]
  * @property {number} [max_frames]
  * @property {number[]} [chunk_frames]
@@ -106,6 +107,7 @@ const settingFields = {
   lead_ms: optional(count),
   word_times: optional(orNull(flag)),
   speed: optional(orNull(number)),
+  markup: optional(orNull(oneOf("none", "ssml"))),
   text_layout: optional(orNull(oneOf("auto", "streaming", "full"))),
   max_frames: optional(count),
   chunk_frames: optional(orNull(listOf(integer))),
@@ -227,14 +229,17 @@ const word = struct(
  *   settings: Settings}} ResponseCreated
  * @typedef {{text: string, raw_start: number, raw_end: number, start_ms: number, end_ms: number, segment: number}} Word
  * @typedef {{type: "response.words", response_id: string, words: Word[]}} ResponseWords
+ * @typedef {{type: "response.mark", response_id: string, name: string, sample: number, time_ms: number}} ResponseMark
+ * @typedef {{type: "response.warning", response_id: string, code: string, element: string, raw_start: number}
+ *   } ResponseWarning
  * @typedef {{type: "text.flushed", response_id: string, flush: number, end_sample: number}} TextFlushed
  * @typedef {{type: "response.done", response_id: string, response: number,
  *   status: "completed" | "cancelled" | "failed", audio_samples: number, audio_ms: number, nothing_spoken: boolean,
  *   first_audio_ms: number | null, heard: HeardBody | null, error: ErrorBody | null}} ResponseDone
  * @typedef {{type: "response.heard", response_id: string, heard: HeardBody}} ResponseHeard
  * @typedef {ErrorBody & {type: "error", response_id: string | null}} ErrorEvent
- * @typedef {SessionCreated | SessionUpdated | SessionResumed | ResponseCreated | ResponseWords | TextFlushed |
- *   ResponseDone | ResponseHeard | ErrorEvent} ServerEvent
+ * @typedef {SessionCreated | SessionUpdated | SessionResumed | ResponseCreated | ResponseWords | ResponseMark |
+ *   ResponseWarning | TextFlushed | ResponseDone | ResponseHeard | ErrorEvent} ServerEvent
  */
 
 const resumedResponse = struct(
@@ -281,6 +286,18 @@ export const SERVER_EVENTS = {
     settings: required(settingsTold),
   },
   "response.words": { response_id: required(text), words: required(listOf(word)) },
+  "response.mark": {
+    response_id: required(text),
+    name: required(text),
+    sample: required(integer),
+    time_ms: required(number),
+  },
+  "response.warning": {
+    response_id: required(text),
+    code: required(text),
+    element: required(text),
+    raw_start: required(integer),
+  },
   "text.flushed": { response_id: required(text), flush: required(integer), end_sample: required(integer) },
   "response.done": {
     response_id: required(text),

@@ -143,6 +143,14 @@ class NativeDialect(Dialect):
                 yield ev.ResponseWords(response_id=event.context, words=tuple(map(_word, event.words)))
             case model.ContextFlushed():
                 yield ev.TextFlushed(response_id=event.context, flush=event.flush, end_sample=event.end_sample)
+            case model.ContextMark():
+                yield ev.ResponseMark(
+                    response_id=event.context, name=event.name, sample=event.sample, time_ms=event.time_ms
+                )
+            case model.ContextWarning():
+                yield ev.ResponseWarning(
+                    response_id=event.context, code=event.code, element=event.element, raw_start=event.raw_start
+                )
             case model.HeardReported():
                 heard = ev.HeardBody(text=event.heard, remaining=event.remaining, played_ms=event.played_ms)
                 yield ev.ResponseHeard(response_id=event.context, heard=heard)

@@ -79,6 +79,19 @@ def test_say_without_seed_prints_random_seed(fake_engine, wav, capsys):
     assert f"seed {fake_engine.requests[0].sampling.seed}" in capsys.readouterr().err
 
 
+def test_ssml_controls_speech_and_is_warned_about(fake_engine, wav, capsys):
+    text = 'One.<break time="2s"/><voice name="ben">Two</voice><blink>.</blink>'
+    assert main(["say", text, "--ssml", "-o", str(wav), "--voice", "ada"]) == 0
+    assert [(request.voice, request.text) for request in fake_engine.requests] == [("ada", "One."), ("ben", "Two")]
+    assert len(samples_of(wav)) > 2 * SAMPLE_RATE
+    assert "unknown element: <blink> at character 51" in capsys.readouterr().err
+
+
+def test_ssml_is_refused_with_a_broker(wav, capsys):
+    assert main(["say", TEXT, "--ssml", "-o", str(wav), "--mqtt", "mqtt://127.0.0.1:1"]) == say.WRONG_SETTINGS
+    assert "--ssml needs a local engine or --url" in capsys.readouterr().err
+
+
 def test_text_from_standard_input_speaks_before_it_has_ended(fake_engine, wav, typed):
     def write() -> None:
         typed.write(b"Hello there. ")
