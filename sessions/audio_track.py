@@ -42,7 +42,15 @@ class AudioTrack:
     """Crossfader, joiner, change of speed, resampler and encoder of one response. One call at a time; costly work
     runs in a thread."""
 
-    def __init__(self, audio: AudioFormat, engine_rate: int, encoders: EncoderPool, speed: float = 1.0) -> None:
+    def __init__(
+        self,
+        audio: AudioFormat,
+        engine_rate: int,
+        encoders: EncoderPool,
+        speed: float = 1.0,
+        has_styles: bool = False,
+    ) -> None:
+        """With ``has_styles``, segments have styles and breaks between them."""
         self._encoders = encoders
         self._is_costly = is_cpu_intensive(audio.encoding)
         self._encoder = create_packetizer(audio)
@@ -61,7 +69,7 @@ class AudioTrack:
         self._crossfader: Crossfader | None = None
         self._on_speech: Callable[[Pcm], None] = lambda pcm: None
         self._engine_rate = engine_rate
-        # Rate and volume of the segment; ``None`` leaves both.
+        self._has_styles = has_styles
         self._shaper: SpeechShaper | None = None
         # The last sound is that of a break.
         self._is_silent = False
@@ -83,11 +91,12 @@ class AudioTrack:
     async def begin_segment(
         self, on_speech: Callable[[Pcm], None] = lambda pcm: None, style: SpeechStyle = PLAIN_STYLE
     ) -> Sequence[AudioPacket]:
-        """Begin the next segment; ``on_speech`` is called with its speech as that leaves the crossfader."""
+        """Begin the next segment; ``on_speech`` is called with its speech as that leaves the crossfader. Behind a
+        break its first silence is left out."""
         is_first, self._crossfader = self._crossfader is None, Crossfader()
         self._on_speech = on_speech
-        is_shaped = style.speed != 1.0 or style.gain != 1.0
-        self._shaper = SpeechShaper(self._engine_rate, style.speed, style.gain) if is_shaped else None
+        if self._has_styles:
+            self._shaper = SpeechShaper(self._engine_rate, style.speed, style.gain, trims_start=self._is_silent)
         self._is_silent = False
         return [] if is_first else await self._begin_join()
 
@@ -129,11 +138,17 @@ class AudioTrack:
             outputs += await self.complete_flush()
         return [*outputs, await self._push_speech(chunk)]
 
-    async def end_segment(self) -> list[AudioOutput]:
+    @property
+    def num_trimmed(self) -> int:
+        """Samples of speech that were left out at the start of the segment."""
+        return 0 if self._shaper is None else self._shaper.num_trimmed
+
+    async def end_segment(self, is_break_next: bool = False) -> list[AudioOutput]:
+        """End the segment. Before a break its last silence is left out."""
         assert self._crossfader is not None, "an end before begin_segment"
         packets = [*await self._process(self._crossfader.finish())]
         if self._shaper is not None:
-            packets += await self._add(await self._encoders.run(self._shaper.finish))
+            packets += await self._add(await self._encoders.run(partial(self._shaper.finish, is_break_next)))
         return [packets, *await self.complete_flush()]
 
     async def flush(self, item: FlushItem, is_segment_next: bool) -> list[AudioOutput]:

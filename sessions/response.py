@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
+from itertools import chain, islice
 
 from engine.api import (
     EngineError,
@@ -327,7 +328,9 @@ class Response:
         settings, services = self.settings, self._services
         try:
             rate = services.engine.info.sample_rate
-            await self._speak(AudioTrack(settings.format, rate, services.encoders, settings.speed))
+            await self._speak(
+                AudioTrack(settings.format, rate, services.encoders, settings.speed, self._styles is not None)
+            )
         except Exception as error:
             self._fail(error)
         finally:
@@ -415,6 +418,7 @@ class Response:
         elif self._services.limits.one_chunk_per_loop_iteration:
             await self._services.encoders.wait_turn()
         self._put_all(await audio.push(chunk), audio)
+        segment.spoken.num_trimmed = audio.num_trimmed
         self._put_words()
         self._report_playback_to_engine()
 
@@ -428,11 +432,17 @@ class Response:
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             error = end.error or EngineError(f"the engine ended with {end.reason}").info
             raise EngineFailed(error.code, error.message, error.param, error.retry_after_ms)
-        self._put_all(await audio.end_segment(), audio)
+        self._put_all(await audio.end_segment(self._styles is not None and self._is_break_next), audio)
         segment.spoken.finish()
         self._put_words()
         self._begun.popleft()
         self._text.end_segment(segment)
+
+    @property
+    def _is_break_next(self) -> bool:
+        """True if silence follows the segment that is being spoken."""
+        following = islice(chain(self._begun, self._text.waiting), 1, None)
+        return isinstance(next((item for item in following if not isinstance(item, MarkItem)), None), BreakItem)
 
     def _put_all(self, outputs: Iterable[AudioOutput], audio: AudioTrack) -> None:
         for output in outputs:

@@ -75,7 +75,7 @@ class TextSegment:
         expected_samples = self.reported_samples + (now_s - self.reported_s) * rate
         if abs(played_samples - expected_samples) >= tolerance_samples:
             self.reported_samples, self.reported_s = played_samples, now_s
-            self.stream.report_playback(int((played_samples - self.spoken.start_sample) * self.style.speed))
+            self.stream.report_playback(self.spoken.speech_offset(played_samples - self.spoken.start_sample))
 
     def close(self) -> None:
         self.closed = True

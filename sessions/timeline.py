@@ -42,6 +42,8 @@ class SegmentTimeline:
         # For queries that cannot wait for alignment.
         self.even = UniformAligner(sample_rate)
         self.speed = speed
+        # Samples of its speech that were left out at the start.
+        self.num_trimmed = 0
         # Start in the audio of the response; ``None`` before it.
         self.start_sample: int | None = None
         # Its speech is all there, or none will come.
@@ -76,8 +78,8 @@ class SegmentTimeline:
         if self.start_sample is None:
             return []
         bounds = self.aligner.bounds
-        if self.speed != 1.0:
-            bounds = [int(bound / self.speed) for bound in bounds]
+        if self.speed != 1.0 or self.num_trimmed:
+            bounds = [self._played_offset(bound) for bound in bounds]
         words = []
         while (word := self.words.next_word(self.complete)) and word.sound_end < len(bounds):
             words.append(to_word_time(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
@@ -92,12 +94,20 @@ class SegmentTimeline:
             return None
         bounds = self.aligner.bounds
         index = len(self.words.spoken) if index is None else index
-        return self.start_sample + int(bounds[index] / self.speed) if index < len(bounds) else None
+        return self.start_sample + self._played_offset(bounds[index]) if index < len(bounds) else None
+
+    def _played_offset(self, sample: int) -> int:
+        """Return where in the response's audio, from the segment's start, a sample of its speech is."""
+        return int(max(sample - self.num_trimmed, 0) / self.speed)
+
+    def speech_offset(self, played_samples: int) -> int:
+        """Return the sample of the segment's speech that is played ``played_samples`` after its start."""
+        return int(played_samples * self.speed) + self.num_trimmed
 
     def raw_position(self, played_samples: int, roughly: bool) -> int:
         """Return the position in the client's text: the first spoken character that is not over."""
         bounds = self.even.estimate() if roughly else self.aligner.estimate()
-        spoken, reached = self.words.spoken, bisect_right(bounds, played_samples * self.speed) - 1
+        spoken, reached = self.words.spoken, bisect_right(bounds, self.speech_offset(played_samples)) - 1
         while 0 <= reached < len(spoken) and not spoken[reached].isalnum():
             reached += 1
         return self.words.source_index(max(reached, 0))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sessions import response as response_module
 from sessions.alignment.uniform_aligner import UniformAligner
+from sessions.audio.silence_trimmer import MARGIN_MS, MAX_TRIM_MS, SilenceTrimmer
 from sessions.audio.speech_shaper import SpeechShaper
 from sessions.audio_track import JOIN_MS
 from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
@@ -186,6 +187,20 @@ async def test_break_adds_its_length_wherever_it_is(registry: SessionRegistry, t
     assert reading.done.audio_samples == samples_of(reading).size
 
 
+@given(st.lists(st.integers(1, 9000), max_size=6), st.integers(0, 20_000), st.integers(0, 20_000), st.booleans())
+def test_silence_beside_a_break_is_trimmed_however_it_is_cut(sizes: list[int], before: int, behind: int, trims: bool):
+    loud = np.full(500, 0.5, np.float32)
+    pcm = np.concatenate([np.zeros(before, np.float32), loud, np.zeros(behind, np.float32)])
+    trimmer = SilenceTrimmer(SAMPLE_RATE, trims)
+    pieces = np.split(pcm, np.cumsum(sizes))
+    out = np.concatenate([*(trimmer.push(piece) for piece in pieces), trimmer.finish(trims)])
+    margin, limit = SAMPLE_RATE * MARGIN_MS // 1000, SAMPLE_RATE * MAX_TRIM_MS // 1000
+    cut_before, cut_behind = (max(min(num, limit) - margin, 0) for num in (before, behind))
+    assert trimmer.num_trimmed == (cut_before if trims else 0)
+    assert out.size == (pcm.size - cut_before - cut_behind if trims else pcm.size)
+    assert np.count_nonzero(out) == loud.size
+
+
 async def test_break_keeps_its_length_at_another_speed(registry: SessionRegistry):
     fast = replace(SSML, speed=2.0)
     plain = await say(registry, "Hello there.", fast)
@@ -256,9 +271,11 @@ async def test_volume_changes_its_part_alone(registry: SessionRegistry):
 def test_shaped_speech_does_not_depend_on_its_cut(sizes: list[int], speed: float, gain: float):
     pcm = (0.9 * np.sin(np.arange(sum(sizes)) / 9)).astype(np.float32)
     pieces = np.split(pcm, np.cumsum(sizes)[:-1]) if sizes else []
-    whole, cut = (SpeechShaper(SAMPLE_RATE, speed, gain) for _ in range(2))
-    expected = np.concatenate([whole.push(pcm), whole.finish()])
-    assert np.array_equal(np.concatenate([*(cut.push(piece) for piece in pieces), cut.finish()]), expected)
+    whole, cut = (SpeechShaper(SAMPLE_RATE, speed, gain, trims_start=False) for _ in range(2))
+    expected = np.concatenate([whole.push(pcm), whole.finish(trims_end=False)])
+    assert np.array_equal(
+        np.concatenate([*(cut.push(piece) for piece in pieces), cut.finish(trims_end=False)]), expected
+    )
     assert expected.size == round(pcm.size / speed)
     assert expected.size == 0 or np.abs(expected).max() <= 1
 

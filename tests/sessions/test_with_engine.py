@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.api import SamplingParams, SpeechEngine
 from engine.launch import create_engine
 from sessions.audio.opus import OpusDecoder
-from sessions.config import SpeechSettings
+from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.events import ResponseStatus
 from sessions.registry import SessionRegistry
 from tests.fakes.checkpoints import TINY, write_checkpoint
@@ -70,3 +72,22 @@ async def test_streamed_and_cancelled_responses_leave_all_free(engine: SpeechEng
     assert statuses == [ResponseStatus.CANCELLED] * 2 + [ResponseStatus.COMPLETED] * 4
     await registry.aclose()
     assert_all_free(engine)
+
+
+@pytest.mark.parametrize("duration_ms", [300, 700])
+async def test_break_of_the_embedded_voice_is_as_long_as_asked(duration_ms: int):
+    engine = create_engine(None, device="cpu", process=False, lazy_graph_capture=True)
+    await engine.start()
+    registry = SessionRegistry(engine)
+    audio = AudioFormat(encoding=Encoding.PCM_S16LE)
+    settings = replace(SETTINGS, format=audio, markup=Markup.SSML, sampling=SamplingParams(seed=3))
+    text = f'That is all for today.<break time="{duration_ms}ms"/>Now the next thing.'
+    reading = await read(registry.create(settings=settings).create_response(text=text, text_closed=True))
+    await registry.aclose()
+    await engine.aclose()
+    samples = np.frombuffer(reading.data, np.int16)
+    # Windows of 5 ms, below -50 dBFS on average.
+    powers = ((samples[: samples.size // 120 * 120].reshape(-1, 120) / 32_768) ** 2).mean(1)
+    quiet = "".join("q" if power < 10 ** (-50 / 10) else " " for power in powers)
+    pause_ms = 5 * max(map(len, quiet.strip("q").split()))
+    assert pause_ms == pytest.approx(duration_ms, abs=20)
