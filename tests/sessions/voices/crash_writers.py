@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from sessions.voices.store import TEMP_SUFFIX, VoiceStore
+from sessions.owned_files import TEMP_SUFFIX
+from sessions.voices.store import VoiceStore
 from tests.sessions.voices.voices import voice
 
 MAX_DELAY_S = 0.012

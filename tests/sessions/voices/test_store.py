@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
-from sessions.voices.store import TEMP_SUFFIX, VoiceExists, VoiceStore
+from sessions.owned_files import TEMP_SUFFIX
+from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, VoiceManifest, check_manifest
 from sessions.voices.voice_file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
 from tests.sessions.voices.voices import NUM_CODEBOOKS, voice
@@ -159,7 +160,7 @@ def test_a_disk_that_fails_leaves_nothing(store: VoiceStore, monkeypatch: pytest
 
 
 def test_stopped_writer_does_not_block_all(store: VoiceStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sessions.voices.store.MAX_WAIT_S", 0.05)
+    monkeypatch.setattr("sessions.owned_files.MAX_WAIT_S", 0.05)
     add(store, "ann")
     with (tmp_path / "voices" / ".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
