@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
+from sessions.text.lexicons.lexicon import Lexicon
 
 
 class Encoding(StrEnum):
@@ -69,6 +70,9 @@ class SpeechSettings:
     normalize_text: bool | None = None
     # Whether tags in the text control speech (docs/reference/ssml.md).
     markup: Markup = Markup.NONE
+    # Words that are spoken in another form (docs/reference/lexicons.md); where two match, the longer one, else the
+    # first.
+    lexicons: tuple[Lexicon, ...] = ()
     # Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst).
     lead_ms: int | None = 2_000
     # Whether the response also emits word times (``ResponseWordTimes``).

@@ -54,6 +54,7 @@ from sessions.session_services import SessionServices
 from sessions.stall_detector import StallDetector, StallSource
 from sessions.styles import StyleResolver
 from sessions.text.dead_air import DeadAirRule
+from sessions.text.lexicons.reader import LexiconReader, MarkupParser, PlainParser
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text.ssml.parser import BreakItem, MarkItem, SsmlParser
 from sessions.text_budget import TextQueue
@@ -140,7 +141,7 @@ class Response:
             normalize,
             SegmenterSettings(max_segment_tokens=info.max_text_tokens),
             DeadAirRule(enabled=settings.avoid_dead_air),
-            None if styles is None else SsmlParser(styles.context),
+            create_parser(settings, styles),
         )
         self._styles = styles
         self._ring = PacketRing(
@@ -762,6 +763,14 @@ class Response:
         self._ring.close(replace(self._terminal, heard=heard))
         self.state = State.ENDED
         self._wake_reader()
+
+
+def create_parser(settings: SpeechSettings, styles: StyleResolver | None) -> MarkupParser | None:
+    """Return what reads the text before it is normalized; ``None`` if nothing is to be read."""
+    parser: MarkupParser | None = None if styles is None else SsmlParser(styles.context)
+    if not settings.lexicons:
+        return parser
+    return LexiconReader(parser or PlainParser(), settings.lexicons, settings.language)
 
 
 def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:

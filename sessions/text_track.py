@@ -9,14 +9,16 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from engine.api import SpeechStream
 from sessions.clock import is_due
 from sessions.text.dead_air import DeadAirRule, TextPace, TextStats
+from sessions.text.lexicons.reader import MarkupParser
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
-from sessions.text.ssml.parser import BreakItem, MarkItem, MarkupItem, SsmlParser, StyleItem
+from sessions.text.ssml.parser import BreakItem, MarkItem, MarkupItem, StyleItem
 from sessions.text.ssml.raw_map import RawMap
 from sessions.text.ssml.style import PLAIN_STYLE, SpeechStyle
 from sessions.text.ssml.tokens import MarkupWarning, TextToken
@@ -109,9 +111,9 @@ class TextTrack:
         normalize: bool,
         segmenter: SegmenterSettings | None = None,
         dead_air: DeadAirRule | None = None,
-        parser: SsmlParser | None = None,
+        parser: MarkupParser | None = None,
     ) -> None:
-        """``parser`` reads the markup of the text; without one, tags are text."""
+        """``parser`` reads markup and looks up words; without one, tags are text."""
         # Items that have not begun, in order.
         self.waiting: deque[TextItem] = deque()
         # The segment that text is being added to.
@@ -140,12 +142,16 @@ class TextTrack:
     @property
     def exhausted(self) -> bool:
         """True if the text has ended and all of it has begun."""
-        return self.closed and not self._unread and not self.waiting
+        return self.closed and not self._has_unread and not self.waiting
+
+    @property
+    def _has_unread(self) -> bool:
+        return bool(self._unread) or (self._markup is not None and self._markup.items is not None)
 
     @property
     def wants_text(self) -> bool:
         """There is unread text, and not enough of what was read waits to be spoken."""
-        return bool(self._unread) and len(self.waiting) <= READ_AHEAD_SEGMENTS
+        return self._has_unread and len(self.waiting) <= READ_AHEAD_SEGMENTS
 
     @property
     def is_break_next(self) -> bool:
@@ -171,12 +177,22 @@ class TextTrack:
     def stop(self) -> None:
         """Drop the unread text."""
         self._unread.clear()
+        if self._markup is not None:
+            self._markup.items = None
 
     def read(self, max_chars: int) -> int:
         """Read at most ``max_chars`` unread characters. Returns the characters processed, which may be more: what was
         held back before counts again when it is normalized. A mark counts as one."""
         num_held = self._num_chars_held
-        num_chars = self._read_text(max_chars) if isinstance(self._unread[0], str) else self._read_mark()
+        if self._markup is not None:
+            num_chars = self._read_markup(self._markup, max_chars)
+        elif isinstance(self._unread[0], str):
+            text = self._pop_text(max_chars)
+            num_chars = len(text)
+            self._apply(self._segmenter.push(self._words.push(text)))
+        else:
+            num_chars = 1
+            self._apply_mark(self._unread.popleft())
         return num_chars + max(num_held - self._num_chars_held, 0)
 
     @property
@@ -233,7 +249,7 @@ class TextTrack:
             return now_s
         return self._dead_air.begin_next_s(segment.stats, left_ms, now_s)
 
-    def _read_text(self, max_chars: int) -> int:
+    def _pop_text(self, max_chars: int) -> str:
         """Short texts in a row are read as one."""
         texts: list[str] = []
         num_chars = 0
@@ -244,40 +260,50 @@ class TextTrack:
             if self._num_chars_read == len(text):
                 self._unread.popleft()
                 self._num_chars_read = 0
-        if self._markup is None:
-            self._apply(self._segmenter.push(self._words.push("".join(texts))))
-        else:
-            self._apply_markup(self._markup, self._markup.parser.push("".join(texts)))
-        return num_chars
+        return "".join(texts)
 
-    def _read_mark(self) -> int:
-        mark = self._unread.popleft()
-        assert not isinstance(mark, str)
-        if self._markup is not None:
-            parser = self._markup.parser
-            self._apply_markup(self._markup, parser.flush() if isinstance(mark, FlushItem) else parser.finish())
+    def _apply_mark(self, mark: str | FlushItem | EndItem) -> None:
         self._end_run()
         if isinstance(mark, FlushItem):
             self.waiting.append(mark)
-        return 1
 
-    def _apply_markup(self, markup: _MarkupReader, items: Iterable[MarkupItem]) -> None:
-        for item in items:
-            match item:
-                case TextToken():
-                    if (hidden := markup.add_text(item)) is not None:
-                        self._timeline.hide_markup(*hidden)
-                    self._apply(self._segmenter.push(markup.places.to_raw(self._words.push(item.text))))
-                case MarkItem():
-                    markup.marks.append(item)
-                case MarkupWarning():
-                    self.warnings.append(item)
-                case BreakItem():
-                    self._end_run()
-                    self.waiting.append(item)
-                case StyleItem():
-                    self._end_run()
-                    markup.style = item.style
+    def _read_markup(self, markup: _MarkupReader, max_chars: int) -> int:
+        """Read on in the items of the last characters, or read more characters. What they become may be longer than
+        they are: items beyond ``max_chars`` of text wait for the next call."""
+        num_chars = 0
+        if markup.items is None:
+            if isinstance(self._unread[0], str):
+                text = self._pop_text(max_chars)
+                num_chars, markup.items = len(text), markup.parser.push(text)
+            else:
+                num_chars, markup.items = 1, _items_of(self._unread.popleft(), markup.parser)
+        num_spoken = 0
+        for item in markup.items:
+            num_spoken += len(item.text) if isinstance(item, TextToken) else 0
+            self._apply_item(markup, item)
+            if num_spoken >= max_chars:
+                return max(num_chars, num_spoken)
+        markup.items = None
+        return max(num_chars, num_spoken)
+
+    def _apply_item(self, markup: _MarkupReader, item: MarkupItem | FlushItem | EndItem) -> None:
+        match item:
+            case TextToken():
+                if (hidden := markup.add_text(item)) is not None:
+                    self._timeline.hide_markup(*hidden)
+                self._apply(self._segmenter.push(markup.places.to_raw(self._words.push(item.text))))
+            case MarkItem():
+                markup.marks.append(item)
+            case MarkupWarning():
+                self.warnings.append(item)
+            case BreakItem():
+                self._end_run()
+                self.waiting.append(item)
+            case StyleItem():
+                self._end_run()
+                markup.style = item.style
+            case FlushItem() | EndItem():
+                self._apply_mark(item)
 
     def _end_run(self) -> None:
         """End the open segment with all text read so far."""
@@ -319,12 +345,20 @@ class TextTrack:
             self.waiting.extend(self._timeline.withdraw_marks(segment.spoken))
 
 
+def _items_of(mark: str | FlushItem | EndItem, parser: MarkupParser) -> Iterator[MarkupItem | FlushItem | EndItem]:
+    """Return what a parser holds at a flush or at the end, and then the mark."""
+    assert not isinstance(mark, str)
+    return chain(parser.flush() if isinstance(mark, FlushItem) else parser.finish(), [mark])
+
+
 class _MarkupReader:
     """The state of a text with markup beside that of its parser."""
 
-    def __init__(self, parser: SsmlParser) -> None:
+    def __init__(self, parser: MarkupParser) -> None:
         self.parser = parser
         self.places = RawMap()
+        # Items of the last characters that were read, where some wait.
+        self.items: Iterator[MarkupItem | FlushItem | EndItem] | None = None
         # The style of the next text.
         self.style = PLAIN_STYLE
         # Marks whose text has not come.

@@ -19,6 +19,7 @@ from sessions.audio_track import JOIN_MS
 from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.events import MarkReached, MarkupWarned, ResponseStatus, ResponseWordTimes
 from sessions.registry import SessionRegistry
+from sessions.text.lexicons.lexicon import MAX_ALIAS_CHARS, Lexicon, LexiconEntry
 from sessions.text.ssml.parser import BreakItem, MarkItem, SsmlParser
 from sessions.text.ssml.tokens import MAX_TAG_CHARS
 from sessions.text_track import TextItem, TextSegment, TextTrack
@@ -359,3 +360,31 @@ async def test_an_iteration_reads_few_characters_of_markup(registry: SessionRegi
         await read(registry.create(settings=settings).create_response(text=(alias + broken) * 20, text_closed=True))
     assert reads.num_chars
     assert max(reads.normalized.values()) <= MAX_CHARS + MAX_BLOCK_CHARS + MAX_TAG_CHARS
+
+
+@pytest.mark.parametrize("markup", [Markup.NONE, Markup.SSML])
+async def test_lexicon_changes_what_is_spoken_and_not_what_is_heard(
+    registry: SessionRegistry, engine: RecordingEngine, markup: Markup
+):
+    text = "Ask NGINX in New York, please. " * 2
+    lexicon = Lexicon.from_entries(
+        [LexiconEntry(text="nginx", alias="engine x"), LexiconEntry(text="New York", alias="Gotham")]
+    )
+    speech = replace(SSML, markup=markup, lexicons=(lexicon,), word_times=True)
+    reading = await say(registry, text, speech)
+    assert [request.text for request in engine.requests] == ["Ask engine x in Gotham, please. " * 2]
+    assert [word for word, _, _ in words_of(reading)] == text.split()
+    assert all(text[start:end] == word for word, start, end in words_of(reading))
+    assert reading.done.heard.text == text
+
+
+async def test_an_iteration_reads_few_characters_of_what_a_lexicon_gives(
+    registry: SessionRegistry, engine: RecordingEngine
+):
+    engine.script = SHORT
+    lexicon = Lexicon.from_entries([LexiconEntry(text="1", alias="1 " * 90)])
+    with counted_reads() as reads:
+        speech = replace(NORMALIZED, lexicons=(lexicon,))
+        await read(registry.create(settings=speech).create_response(text="1 " * 200, text_closed=True))
+    assert reads.num_chars > 100
+    assert max(reads.normalized.values()) <= MAX_CHARS + MAX_BLOCK_CHARS + MAX_ALIAS_CHARS

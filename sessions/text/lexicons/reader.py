@@ -1,0 +1,135 @@
+"""Replace words of a text by their lexicon forms as it streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, Protocol
+
+from sessions.text.lexicons.lexicon import MAX_WRITTEN_CHARS, TOKEN, Lexicon, LexiconMatch
+from sessions.text.spans import EMPTY, SpannedText
+from sessions.text.ssml.parser import MarkupItem, StyleItem
+from sessions.text.ssml.tokens import MarkupWarning, TextToken
+
+
+class MarkupParser(Protocol):
+    """Turns raw text into items. The items do not depend on the cut of the text."""
+
+    @property
+    def num_chars_held(self) -> int: ...
+
+    def push(self, text: str) -> Iterator[MarkupItem]: ...
+
+    def flush(self) -> Iterator[MarkupItem]:
+        """Return what is held as far as it is text."""
+        ...
+
+    def finish(self) -> Iterator[MarkupItem]: ...
+
+
+class PlainParser:
+    """Text without markup."""
+
+    num_chars_held = 0
+
+    def __init__(self) -> None:
+        self._num_chars = 0
+
+    def push(self, text: str) -> Iterator[MarkupItem]:
+        if text:
+            self._num_chars += len(text)
+            yield TextToken(text, self._num_chars - len(text), self._num_chars)
+
+    def flush(self) -> Iterator[MarkupItem]:
+        return iter(())
+
+    def finish(self) -> Iterator[MarkupItem]:
+        return iter(())
+
+
+class LexiconReader:
+    """Looks up the text of a parser. Breaks, marks and changes of style end a phrase."""
+
+    def __init__(self, parser: MarkupParser, lexicons: Sequence[Lexicon], language: str) -> None:
+        self._parser = parser
+        self._lexicons = lexicons
+        self._language = language
+        self._active = [lexicon for lexicon in lexicons if lexicon.applies_to(language)]
+        self._held = EMPTY
+        # In a word that is too long to be looked up.
+        self._in_long_word = False
+
+    @property
+    def num_chars_held(self) -> int:
+        return len(self._held.text) + self._parser.num_chars_held
+
+    def push(self, text: str) -> Iterator[MarkupItem]:
+        return self._replace_all(self._parser.push(text))
+
+    def flush(self) -> Iterator[MarkupItem]:
+        yield from self._replace_all(self._parser.flush())
+        yield from self._replace(is_complete=True)
+
+    def finish(self) -> Iterator[MarkupItem]:
+        yield from self._replace_all(self._parser.finish())
+        yield from self._replace(is_complete=True)
+
+    def _replace_all(self, items: Iterable[MarkupItem]) -> Iterator[MarkupItem]:
+        for item in items:
+            if isinstance(item, TextToken):
+                token = SpannedText.from_raw(item.text, item.raw_start, item.raw_end)
+                self._held = SpannedText.join([self._held, token])
+                yield from self._replace(is_complete=False)
+                continue
+            if not isinstance(item, MarkupWarning):
+                yield from self._replace(is_complete=True)
+            if isinstance(item, StyleItem):
+                language = item.style.language or self._language
+                self._active = [lexicon for lexicon in self._lexicons if lexicon.applies_to(language)]
+            yield item
+
+    def _replace(self, is_complete: bool) -> Iterator[TextToken]:
+        """Return what is decided of the held text."""
+        tokens: list[str] = TOKEN.findall(self._held.text)
+        ranges: list[tuple[int, int]] = []
+        aliases: list[str | None] = []
+        index = place = 0
+        while index < len(tokens):
+            match = self._find(tokens, index, is_complete)
+            if match is False:
+                break
+            end = match.end if isinstance(match, LexiconMatch) else index + 1
+            alias = match.alias if isinstance(match, LexiconMatch) else None
+            start, place = place, place + sum(map(len, tokens[index:end]))
+            index = end
+            if alias is None and aliases and aliases[-1] is None:
+                ranges[-1] = (ranges[-1][0], place)
+            else:
+                ranges.append((start, place))
+                aliases.append(alias)
+        *pieces, self._held = self._held.cut_all([*ranges, (place, len(self._held.text))])
+        for piece, alias in zip(pieces, aliases, strict=True):
+            yield from _tokens(piece) if alias is None else [TextToken(alias, piece.raw_start, piece.raw_end)]
+
+    def _find(self, tokens: list[str], index: int, is_complete: bool) -> LexiconMatch | Literal[False] | None:
+        best: LexiconMatch | None = None
+        token = tokens[index]
+        is_word = token[0].isalnum() or token[0] == "_"
+        if self._in_long_word and is_word:
+            return None
+        self._in_long_word = is_word and len(token) > MAX_WRITTEN_CHARS
+        if self._in_long_word or token.isspace():
+            return None
+        for lexicon in self._active:
+            match = lexicon.find(tokens, index, is_complete)
+            if match is False:
+                return False
+            if isinstance(match, LexiconMatch) and (best is None or match.end > best.end):
+                best = match
+        return best
+
+
+def _tokens(text: SpannedText) -> Iterator[TextToken]:
+    place = 0
+    for span in text.spans:
+        yield TextToken(text.text[place : place + span.num_chars], span.raw_start, span.raw_end)
+        place += span.num_chars
