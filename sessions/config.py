@@ -73,6 +73,8 @@ class SpeechSettings:
     # Words that are spoken in another form (docs/reference/lexicons.md); where two match, the longer one, else the
     # first.
     lexicons: tuple[Lexicon, ...] = ()
+    # Names of stored ones, which come after these.
+    lexicon_names: tuple[str, ...] = ()
     # Most audio handed over and not yet played; ``None`` hands over as fast as it is made (burst).
     lead_ms: int | None = 2_000
     # Whether the response also emits word times (``ResponseWordTimes``).

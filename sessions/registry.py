@@ -22,6 +22,7 @@ from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
 from sessions.encoders import EncoderPool
 from sessions.errors import LimitExceeded
+from sessions.lexicon_store import LexiconStore
 from sessions.metrics import Metrics, NoMetrics
 from sessions.session import Session
 from sessions.session_services import SessionServices
@@ -58,6 +59,7 @@ class SessionRegistry:
         make_aligner: AlignerFactory = ForcedAligner,
         tally: UsageCounters | None = None,
         evict: EvictSession = lambda _: False,
+        lexicons: LexiconStore | None = None,
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderPool(self.limits.encoder_threads)
@@ -75,6 +77,7 @@ class SessionRegistry:
             IdleAlignmentBacklog(max_unaligned_bytes),
             self._aligners,
             evict,
+            lexicons=lexicons,
         )
         self._tally = tally or LocalUsageCounters()
         self._admission = ResponseLimiter(self.limits, self._tally, evict)

@@ -11,6 +11,7 @@ from sessions.alignment.idle_backlog import IdleAlignmentBacklog
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.config import SessionLimits
 from sessions.encoders import EncoderPool
+from sessions.lexicon_store import LexiconStore
 from sessions.metrics import Metrics
 from sessions.text_budget import TextBudget
 from sessions.voices.store import VoiceStore
@@ -34,3 +35,5 @@ class SessionServices:
     aligners: EncoderPool = field(default_factory=lambda: EncoderPool(0))
     evict: EvictSession = lambda _: False
     text_budget: TextBudget = field(default_factory=TextBudget)
+    # Lexicons that settings name.
+    lexicons: LexiconStore | None = None

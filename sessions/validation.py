@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.api import (
     EngineInfo,
     InvalidRequest,
@@ -11,6 +13,7 @@ from engine.api import (
 from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, SessionLimits, SpeechSettings
 from sessions.errors import LimitExceeded
+from sessions.lexicon_store import MAX_NAMED_LEXICONS, LexiconStore, UnknownLexicon
 from sessions.packetizer import create_packetizer
 from sessions.session_services import SessionServices
 from sessions.voices.lookup import resolve_stored_voice
@@ -21,9 +24,21 @@ MAX_FRAMES = 2**32 - 1
 def resolve_settings(settings: SpeechSettings, key: str, services: SessionServices) -> SpeechSettings:
     """Return the settings with the voice that they name, for a holder of ``key``. Raises as ``check_settings``."""
     info = services.engine.info
-    settings = resolve_stored_voice(settings, key, info, services.voices)
+    settings = resolve_lexicons(resolve_stored_voice(settings, key, info, services.voices), key, services.lexicons)
     check_settings(settings, info, services.limits)
     return settings
+
+
+def resolve_lexicons(settings: SpeechSettings, key: str, store: LexiconStore | None) -> SpeechSettings:
+    """The same settings with the lexicons that they name. Raises ``UnknownLexicon`` or ``InvalidRequest``."""
+    names = settings.lexicon_names
+    if not names:
+        return settings
+    if len(names) > MAX_NAMED_LEXICONS:
+        raise InvalidRequest(f"lexicons has {len(names)} names, at most {MAX_NAMED_LEXICONS} are allowed", "lexicons")
+    if store is None:
+        raise UnknownLexicon("lexicons are named, and there is no store of lexicons", "lexicons")
+    return replace(settings, lexicon_names=(), lexicons=settings.lexicons + store.find_all(key, names))
 
 
 def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLimits) -> None:
