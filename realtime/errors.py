@@ -106,6 +106,8 @@ RULES: dict[str, ErrorRule] = {
     "voice_protected": ErrorRule(
         Q, 403, None, "a voice of the model or the operator, which cannot be replaced or deleted"
     ),
+    "unknown_lexicon": ErrorRule(Q, 400, None, "no such lexicon"),
+    "lexicon_not_found": ErrorRule(Q, 404, None, "no such lexicon, or it is not yours"),
     "unknown_language": ErrorRule(Q, 400, None, "no such language"),
     "unsupported_format": ErrorRule(Q, 400, None, "an encoding, rate or setting that cannot be served"),
     "request_too_long": ErrorRule(Q, 413, None, "more text than one response may have"),

@@ -24,6 +24,7 @@ from sessions.admission import CONNECTIONS, LocalUsageCounters, UsageCounters, k
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import RegistryLimits, SessionLimits
+from sessions.lexicon_store import LEXICON_FOLDER, LexiconStore
 from sessions.registry import SessionRegistry
 from sessions.session import Session
 from sessions.voices.store import VoiceStore
@@ -76,6 +77,7 @@ class SpeechServer:
         self.voices = VoiceStore(
             voices_folder(config.voices.folder), config.voices.max_voices, config.voices.max_voices_per_key
         )
+        self.lexicons = LexiconStore(voices_folder(config.voices.folder) / LEXICON_FOLDER)
         token_ttl_s = config.limits.max_session_duration_s + config.limits.resume_grace_s
         self.resumption = ResumptionTable(gatekeeper.derive_secret(RESUME_PURPOSE), gateway, token_ttl_s)
         # Set where there are other gateways.
@@ -89,6 +91,7 @@ class SpeechServer:
             ALIGNERS[config.speech.aligner],
             self.tally,
             self.resumption.evict_speech,
+            self.lexicons,
         )
         self.settings = default_settings(config.speech)
         self._connections: set[ManagedConnection] = set()

@@ -38,6 +38,7 @@ def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, defaul
     return replace(
         base,
         **_given(given, "voice", "language", "instruct", "speed", "word_times", "max_frames", "chunk_frames"),
+        lexicon_names=base.lexicon_names if given.lexicons is None else given.lexicons,
         markup=base.markup if given.markup is None else Markup(given.markup),
         layout=base.layout if given.text_layout is None else TextLayout(given.text_layout),
         format=_format(given.format, base.format),
@@ -59,6 +60,7 @@ def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
         word_times=speech.word_times or None,
         speed=None if speech.speed == 1.0 else speech.speed,
         markup="ssml" if speech.markup is Markup.SSML else None,
+        lexicons=speech.lexicon_names or None,
         text_layout=speech.layout.value,
         max_frames=speech.max_frames,
         chunk_frames=speech.chunk_frames or None,

@@ -10,6 +10,7 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from engine.api import SamplingParams, SpeechEngine
 from realtime.commands.speaking import PLAYER_LEAD_MS, Done, SpeechSource, print_markup_warning, speak
@@ -21,6 +22,8 @@ from sessions.events import MarkupWarned, ResponseAudio, ResponseFinished
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
+from sessions.text.lexicons.files import parse_lexicon
+from sessions.text.lexicons.lexicon import Lexicon
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice_file import voices_folder
 
@@ -43,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ssml", action="store_true", help="tags in the text control speech (docs/reference/ssml.md); not with --mqtt"
     )
+    parser.add_argument(
+        "--lexicon",
+        metavar="FILE",
+        help="PLS or JSON file of words that are spoken in another form; with --url the name of a stored one",
+    )
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech (default: a random one)")
     add_model_argument(parser)
     parser.add_argument("--url", metavar="ws://HOST:PORT", help="use a server instead of a local engine")
@@ -55,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.output is None and find_player() is None:
         raise FileNotFoundError(f"no player here ({', '.join(PLAYERS)}): name a file with -o")
-    if args.ssml and args.mqtt is not None:
-        print("voicewire say: --ssml needs a local engine or --url, and --mqtt is given", file=sys.stderr)
+    if args.mqtt is not None and (args.ssml or args.lexicon):
+        option = "--ssml" if args.ssml else "--lexicon"
+        print(f"voicewire say: {option} needs a local engine or --url, and --mqtt is given", file=sys.stderr)
         return WRONG_SETTINGS
     if args.seed is None:
         args.seed = secrets.randbelow(MAX_SEED)
@@ -106,10 +115,19 @@ def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
         voice=args.voice,
         language=args.language,
         format=AudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=sample_rate),
+        lexicons=() if args.lexicon is None else (read_lexicon(args.lexicon),),
         markup=Markup.SSML if args.ssml else Markup.NONE,
         lead_ms=None if args.output else PLAYER_LEAD_MS,
         sampling=SamplingParams(seed=args.seed),
     )
+
+
+def read_lexicon(path: str) -> Lexicon:
+    """Raises ``OSError`` or ``InvalidRequest``."""
+    parsed = parse_lexicon(Path(path).read_bytes())
+    if parsed.num_without_alias:
+        print(f"{path}: {parsed.num_without_alias} entries have no alias and are left out", file=sys.stderr)
+    return parsed.build()
 
 
 class LocalSpeech(SpeechSource):

@@ -38,6 +38,7 @@ def settings(args: argparse.Namespace) -> ev.NativeSpeechSettings:
         voice=args.voice,
         language=args.language,
         seed=args.seed,
+        lexicons=None if args.lexicon is None else (args.lexicon,),
         markup="ssml" if args.ssml else None,
         format=ev.NativeAudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=SAMPLE_RATE),
         pace="burst" if args.output else "lead",

@@ -59,6 +59,8 @@ class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speed: float | None = None
     # ``ssml``: tags in the text control speech.
     markup: MarkupKind | None = None
+    # Names of stored lexicons.
+    lexicons: tuple[str, ...] | None = None
     text_layout: Layout | None = None
     max_frames: int | None = None
     chunk_frames: tuple[int, ...] | None = None

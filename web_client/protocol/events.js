@@ -92,6 +92,7 @@ const sampling = struct(
  * @property {boolean} [word_times] send `response.words`
  * @property {number} [speed]
  * @property {"none" | "ssml"} [markup]
+ * @property {string[]} [lexicons]
  * @property {"auto" | "streaming" | "full"} [text_layout]
  * @property {number} [max_frames]
  * @property {number[]} [chunk_frames]
@@ -108,6 +109,7 @@ const settingFields = {
   word_times: optional(orNull(flag)),
   speed: optional(orNull(number)),
   markup: optional(orNull(oneOf("none", "ssml"))),
+  lexicons: optional(orNull(listOf(text))),
   text_layout: optional(orNull(oneOf("auto", "streaming", "full"))),
   max_frames: optional(count),
   chunk_frames: optional(orNull(listOf(integer))),

@@ -87,9 +87,29 @@ def test_ssml_controls_speech_and_is_warned_about(fake_engine, wav, capsys):
     assert "unknown element: <blink> at character 51" in capsys.readouterr().err
 
 
-def test_ssml_is_refused_with_a_broker(wav, capsys):
-    assert main(["say", TEXT, "--ssml", "-o", str(wav), "--mqtt", "mqtt://127.0.0.1:1"]) == say.WRONG_SETTINGS
-    assert "--ssml needs a local engine or --url" in capsys.readouterr().err
+@pytest.mark.parametrize("option", [["--ssml"], ["--lexicon", "words.json"]])
+def test_text_control_is_refused_with_a_broker(wav, capsys, option):
+    assert main(["say", TEXT, *option, "-o", str(wav), "--mqtt", "mqtt://127.0.0.1:1"]) == say.WRONG_SETTINGS
+    assert f"{option[0]} needs a local engine or --url" in capsys.readouterr().err
+
+
+def test_lexicon_file_changes_what_is_spoken(fake_engine, wav, tmp_path, capsys):
+    path = tmp_path / "words.pls"
+    path.write_text(
+        "<lexicon><lexeme><grapheme>NGINX</grapheme><alias>engine x</alias></lexeme>"
+        "<lexeme><grapheme>tomato</grapheme><phoneme>x</phoneme></lexeme></lexicon>"
+    )
+    assert main(["say", "Ask NGINX.", "--lexicon", str(path), "-o", str(wav)]) == 0
+    assert [request.text for request in fake_engine.requests] == ["Ask engine x."]
+    assert "1 entries have no alias and are left out" in capsys.readouterr().err
+
+
+def test_lexicon_file_that_cannot_be_read_is_refused(fake_engine, wav, tmp_path, capsys):
+    path = tmp_path / "words.json"
+    path.write_text("{}")
+    assert main(["say", TEXT, "--lexicon", str(path), "-o", str(wav)]) == 1
+    assert "neither PLS nor JSON" in capsys.readouterr().err
+    assert main(["say", TEXT, "--lexicon", str(tmp_path / "missing"), "-o", str(wav)]) == 1
 
 
 def test_text_from_standard_input_speaks_before_it_has_ended(fake_engine, wav, typed):

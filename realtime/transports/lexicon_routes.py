@@ -1,0 +1,94 @@
+"""``/v1/lexicons``: store, list, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from realtime.errors import RequestRefused
+from realtime.server import SpeechServer
+from realtime.transports.http_routes import body_timeout, server_of
+from sessions.lexicon_store import LexiconManifest, StoredLexicon
+from sessions.text.lexicons.files import MAX_FILE_BYTES, parse_lexicon
+from sessions.voices.voice import SHARED, check_name
+
+log = logging.getLogger("voicewire.voices")
+
+
+async def list_lexicons(request: Request) -> Response:
+    server = server_of(request)
+    caller = server.gatekeeper.require_api_key(request)
+    own = await asyncio.to_thread(server.lexicons.list, caller.name)
+    shared = [] if caller.name == SHARED else await asyncio.to_thread(server.lexicons.list, SHARED)
+    return JSONResponse({"lexicons": [_describe(manifest) for manifest in own + shared]})
+
+
+async def put_lexicon(request: Request) -> Response:
+    server = server_of(request)
+    caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
+    check_name(name)
+    with server.cloning.uploads.acquire():
+        data = await _read_file(request, server.config.voices.upload_timeout_s)
+        try:
+            manifest = await asyncio.to_thread(_store, server, caller.name, name, data)
+        except OSError:
+            log.exception("storing lexicon failed")
+            raise RequestRefused("internal_error", "the lexicon could not be stored") from None
+    return JSONResponse({"success": True, "lexicon": _describe(manifest)})
+
+
+async def delete_lexicon(request: Request) -> Response:
+    server = server_of(request)
+    caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
+    if not await asyncio.to_thread(server.lexicons.remove, caller.name, name):
+        raise RequestRefused("lexicon_not_found", f"lexicon {name[:80]!r} is unknown, or it is not yours", "name")
+    return JSONResponse({"success": True})
+
+
+async def _read_file(request: Request, timeout_s: float) -> bytes:
+    body = bytearray()
+    async with body_timeout(timeout_s):
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_FILE_BYTES:
+                raise RequestRefused("message_too_big", f"a lexicon has at most {MAX_FILE_BYTES} bytes", "lexicon")
+    return bytes(body)
+
+
+def _store(server: SpeechServer, owner: str, name: str, data: bytes) -> LexiconManifest:
+    parsed = parse_lexicon(data)
+    lexicon = parsed.build()
+    manifest = LexiconManifest(
+        name=name,
+        owner=owner,
+        language=lexicon.language,
+        num_entries=lexicon.num_entries,
+        num_left_out=parsed.num_without_alias,
+        created_s=int(time.time()),
+    )
+    server.lexicons.put(StoredLexicon(manifest=manifest, lexicon=lexicon))
+    return manifest
+
+
+def _describe(manifest: LexiconManifest) -> dict[str, Any]:
+    return {
+        "name": manifest.name,
+        "language": manifest.language,
+        "entries": manifest.num_entries,
+        "left_out": manifest.num_left_out,
+        "created_at": manifest.created_s,
+        "shared": manifest.owner == SHARED,
+    }
+
+
+LEXICON_ROUTES: list[BaseRoute] = [
+    Route("/v1/lexicons", list_lexicons),
+    Route("/v1/lexicons/{name}", put_lexicon, methods=["PUT"]),
+    Route("/v1/lexicons/{name}", delete_lexicon, methods=["DELETE"]),
+]
