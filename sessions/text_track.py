@@ -133,6 +133,8 @@ class TextTrack:
         # Warnings about markup that were not taken yet.
         self.warnings: list[MarkupWarning] = []
         self._markup = None if parser is None else _MarkupReader(parser)
+        # Items of the last characters that were read, where some wait.
+        self._items: Iterator[MarkupItem | FlushItem | EndItem] | None = None
 
     @property
     def num_chars(self) -> int:
@@ -142,16 +144,13 @@ class TextTrack:
     @property
     def exhausted(self) -> bool:
         """True if the text has ended and all of it has begun."""
-        return self.closed and not self._has_unread and not self.waiting
-
-    @property
-    def _has_unread(self) -> bool:
-        return bool(self._unread) or (self._markup is not None and self._markup.items is not None)
+        return self.closed and not self._unread and self._items is None and not self.waiting
 
     @property
     def wants_text(self) -> bool:
         """There is unread text, and not enough of what was read waits to be spoken."""
-        return self._has_unread and len(self.waiting) <= READ_AHEAD_SEGMENTS
+        has_unread = bool(self._unread) or self._items is not None
+        return has_unread and len(self.waiting) <= READ_AHEAD_SEGMENTS
 
     @property
     def is_break_next(self) -> bool:
@@ -177,27 +176,22 @@ class TextTrack:
     def stop(self) -> None:
         """Drop the unread text."""
         self._unread.clear()
-        if self._markup is not None:
-            self._markup.items = None
+        self._items = None
 
     def read(self, max_chars: int) -> int:
         """Read at most ``max_chars`` unread characters. Returns the characters processed, which may be more: what was
         held back before counts again when it is normalized. A mark counts as one."""
-        num_held = self._num_chars_held
         if self._markup is not None:
-            num_chars = self._read_markup(self._markup, max_chars)
-        elif isinstance(self._unread[0], str):
+            return self._read_markup(self._markup, max_chars)
+        num_held = self._words.num_chars_held
+        num_chars = 1
+        if isinstance(self._unread[0], str):
             text = self._pop_text(max_chars)
             num_chars = len(text)
             self._apply(self._segmenter.push(self._words.push(text)))
         else:
-            num_chars = 1
             self._apply_mark(self._unread.popleft())
-        return num_chars + max(num_held - self._num_chars_held, 0)
-
-    @property
-    def _num_chars_held(self) -> int:
-        return self._words.num_chars_held + (0 if self._markup is None else self._markup.parser.num_chars_held)
+        return num_chars + max(num_held - self._words.num_chars_held, 0)
 
     def must_close_early(self, left_ms: float, now_s: float) -> bool:
         """Return whether the open segment waits for text that has stalled, with ``left_ms`` of audio left to play."""
@@ -270,21 +264,23 @@ class TextTrack:
     def _read_markup(self, markup: _MarkupReader, max_chars: int) -> int:
         """Read on in the items of the last characters, or read more characters. What they become may be longer than
         they are: items beyond ``max_chars`` of text wait for the next call."""
-        num_chars = 0
-        if markup.items is None:
+        num_held = self._words.num_chars_held + markup.parser.num_chars_held
+        num_chars = num_spoken = 0
+        if self._items is None:
             if isinstance(self._unread[0], str):
                 text = self._pop_text(max_chars)
-                num_chars, markup.items = len(text), markup.parser.push(text)
+                num_chars, self._items = len(text), markup.parser.push(text)
             else:
-                num_chars, markup.items = 1, _items_of(self._unread.popleft(), markup.parser)
-        num_spoken = 0
-        for item in markup.items:
+                num_chars, self._items = 1, _items_of(self._unread.popleft(), markup.parser)
+        for item in self._items:
             num_spoken += len(item.text) if isinstance(item, TextToken) else 0
             self._apply_item(markup, item)
             if num_spoken >= max_chars:
-                return max(num_chars, num_spoken)
-        markup.items = None
-        return max(num_chars, num_spoken)
+                break
+        else:
+            self._items = None
+        num_released = num_held - self._words.num_chars_held - markup.parser.num_chars_held
+        return max(num_chars, num_spoken) + max(num_released, 0)
 
     def _apply_item(self, markup: _MarkupReader, item: MarkupItem | FlushItem | EndItem) -> None:
         match item:
@@ -357,8 +353,6 @@ class _MarkupReader:
     def __init__(self, parser: MarkupParser) -> None:
         self.parser = parser
         self.places = RawMap()
-        # Items of the last characters that were read, where some wait.
-        self.items: Iterator[MarkupItem | FlushItem | EndItem] | None = None
         # The style of the next text.
         self.style = PLAIN_STYLE
         # Marks whose text has not come.
