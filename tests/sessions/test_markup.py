@@ -347,6 +347,7 @@ async def test_text_without_markup_costs_no_parser(
     text = "a <break/> b &amp; <nope>c"
     reading = await say(registry, text, BURST)
     assert not made
+    assert response_module.create_parser(BURST, None) is None
     assert [request.text for request in engine.requests] == [text]
     assert reading.done.heard.text == text
 
