@@ -56,6 +56,10 @@ class SpeechRequestBody(SamplingParams, frozen=True, kw_only=True):
     chunk_frames: list[int] | None = None
     # The first entry of ``chunk_frames``.
     initial_codec_chunk_frames: int | None = None
+    # ``none`` or ``ssml``.
+    markup: str | None = None
+    # Names of stored lexicons.
+    lexicons: list[str] | None = None
     text_layout: str | None = None
     # ``text_layout`` in vLLM-Omni's words: true is ``full``, false is ``streaming``.
     non_streaming_mode: bool | None = None

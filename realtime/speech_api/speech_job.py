@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -32,7 +33,7 @@ from realtime.speech_api.request import (
     supported_instructions,
 )
 from realtime.voice_cloner import check_transcript
-from sessions.config import SpeechSettings
+from sessions.config import Markup, SpeechSettings
 from sessions.errors import SessionError
 from sessions.events import ResponseFinished
 from sessions.languages import known_language
@@ -41,6 +42,8 @@ from sessions.session import Session
 from sessions.validation import check_settings
 from sessions.voices.lookup import find_voice, is_built_in
 from sessions.voices.voice import StoredVoice
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 OFFICIAL_NAMES = {
     "predictor_do_sample": "subtalker_dosample",
@@ -65,6 +68,8 @@ def build_settings(body: SpeechRequestBody, server: SpeechServer) -> SpeechSetti
         lead_ms=None,
         reports_heard_text=False,
         speed=base.speed if body.speed is None else body.speed,
+        markup=base.markup if body.markup is None else _choice(Markup, body.markup, "markup"),
+        lexicon_names=base.lexicon_names if body.lexicons is None else tuple(body.lexicons),
         layout=_layout(body, base.layout),
         max_frames=_max_frames(body),
         chunk_frames=_chunk_frames(body),
@@ -84,13 +89,15 @@ def _layout(body: SpeechRequestBody, base: TextLayout) -> TextLayout:
     if body.text_layout is None:
         by_mode = {None: base, True: TextLayout.FULL, False: TextLayout.STREAMING}
         return by_mode[body.non_streaming_mode]
+    return _choice(TextLayout, body.text_layout, "text_layout")
+
+
+def _choice(kind: type[Choice], given: str, param: str) -> Choice:
     try:
-        return TextLayout(body.text_layout)
+        return kind(given)
     except ValueError:
-        known = ", ".join(TextLayout)
-        raise InvalidRequest(
-            f"text_layout must be one of {known}, is {body.text_layout[:40]!r}", "text_layout"
-        ) from None
+        known = ", ".join(kind)
+        raise InvalidRequest(f"{param} must be one of {known}, is {given[:40]!r}", param) from None
 
 
 def _max_frames(body: SpeechRequestBody) -> int | None:
@@ -239,6 +246,8 @@ async def override_settings(
     return replace(
         base,
         clone=clone,
+        markup=given.markup,
+        lexicon_names=given.lexicon_names,
         layout=given.layout,
         max_frames=given.max_frames,
         chunk_frames=given.chunk_frames,

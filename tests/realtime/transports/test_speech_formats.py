@@ -216,6 +216,9 @@ async def test_parameters_reach_the_engine(live: LiveServer) -> None:
         ({"chunk_frames": [1, 3]}, "invalid_request", "chunk_frames", "holds 3"),
         ({"initial_codec_chunk_frames": 5}, "invalid_request", "initial_codec_chunk_frames", "1, 2, 4, 8, is 5"),
         ({"text_layout": "sideways"}, "invalid_request", "text_layout", "auto, streaming, full"),
+        ({"markup": "html"}, "invalid_request", "markup", "one of none, ssml, is 'html'"),
+        ({"lexicons": ["nope"]}, "unknown_lexicon", "lexicons", "'nope'"),
+        ({"lexicons": ["nope"] * 5}, "invalid_request", "lexicons", "has 5 names, at most 4"),
         ({"language": "klingon"}, "unknown_language", "language", "auto, en, de"),
         ({"task_type": "Singing"}, "invalid_request", "task_type", "CustomVoice, VoiceDesign or Base"),
         ({"task_type": "Base"}, "invalid_request", "task_type", "serves custom_voice"),
@@ -231,6 +234,14 @@ async def test_every_field_has_its_range(live: LiveServer, body: dict, code: str
     assert (error["code"], error["param"]) == (code, param)
     assert words in error["message"]
     assert live.engine.requests == []
+
+
+@pytest.mark.parametrize("stream", [True, False, None])
+async def test_markup_of_a_request_controls_its_speech(live: LiveServer, stream: bool | None) -> None:
+    text = 'Hi.<mark name="m"/><break time="1s"/><voice name="ben">Ho</voice><nope>.</nope>'
+    fields = {"input": text, "markup": "ssml", "voice": "ada", "response_format": "pcm", "stream": stream}
+    assert (await post(live, **fields))[0] == 200
+    assert [(request.voice, request.text) for request in live.engine.requests] == [("ada", "Hi."), ("ben", "Ho")]
 
 
 @pytest.mark.parametrize("task", ["CustomVoice", "custom_voice", None])
