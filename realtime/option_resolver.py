@@ -11,7 +11,7 @@ from engine.api import EngineInfo
 from realtime.protocol.model import RequestedFormat, SpeechOptions
 from realtime.speech_api.request import supported_instructions
 from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED
-from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.errors import UnsupportedFormat
 from sessions.languages import known_language
 
@@ -42,6 +42,7 @@ class OptionResolver:
             instruct=instruct or self.base.instruct,
             format=audio_format(options.format),
             word_times=options.word_times,
+            markup=Markup.SSML if options.ssml else self.base.markup,
             lead_ms=None if options.burst else self.base.lead_ms if options.lead_ms is None else options.lead_ms,
             speed=speed,
             sampling=msgspec.structs.replace(self.base.sampling, seed=options.seed),

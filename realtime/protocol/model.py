@@ -56,6 +56,8 @@ class SpeechOptions:
     speed: float = 1.0
     instruct: str = ""
     word_times: bool = False
+    # Tags in the text control speech.
+    ssml: bool = False
     # Send audio as fast as it is generated; otherwise with a lead.
     burst: bool = False
     # Lead in place of ``dialects.lead_ms``.

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from engine.api import ErrorInfo
 from realtime.errors import CloseCode
-from realtime.protocol.dialects.parsing import integer, unsupported_format
+from realtime.protocol.dialects.parsing import integer, is_true, unsupported_format
 from realtime.protocol.model import RequestedFormat, SpeechOptions, TimedWord
 
 ENCODINGS = {
@@ -79,6 +79,7 @@ def parse_options(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
         format=wire_format(query.get("output_format") or DEFAULT_FORMAT),
         seed=integer(query, "seed", 0, MAX_SEED),
         word_times=True,
+        ssml=is_true(query.get("enable_ssml_parsing")),
     )
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import wave
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -199,3 +200,18 @@ async def test_wrong_field_is_named_and_the_former_config_holds(
     assert words in error["message"]
     assert [message["type"] for message in await speak(socket)][-1] == "session.done"
     assert cloning.engine.requests[-1].sampling.temperature == 0.5
+
+
+@pytest.mark.parametrize("switch", ["true", "false"])
+async def test_elevenlabs_reads_ssml_on_request(live: LiveServer, switch: str) -> None:
+    client = CLIENTS["elevenlabs single"]
+    client = replace(client, path=f"{client.path}&enable_ssml_parsing={switch}")
+    text = 'Hello there.<break time="2.0s" />And now this.'
+    async with dial(live, client) as socket:
+        await send(socket, client, [*client.say("t1", text), *client.end("t1")])
+        async with asyncio.timeout(WAIT_S):
+            messages = [json.loads(message) async for message in socket]
+    num_bytes = sum(len(client.audio(message)) for message in messages if message.get("audio"))
+    spoken = [request.text for request in live.engine.requests]
+    assert spoken == (["Hello there.", "And now this."] if switch == "true" else [text])
+    assert (num_bytes > 2 * 24_000 * 3) is (switch == "true")
