@@ -389,3 +389,37 @@ async def test_an_iteration_reads_few_characters_of_what_a_lexicon_gives(
         await read(registry.create(settings=speech).create_response(text="1 " * 200, text_closed=True))
     assert reads.num_chars > 100
     assert max(reads.normalized.values()) <= MAX_CHARS + MAX_BLOCK_CHARS + MAX_ALIAS_CHARS
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+async def test_first_words_begin_with_the_same_character_as_plain_text(
+    registry: SessionRegistry, engine: RecordingEngine, normalize: bool
+):
+    lexicon = Lexicon.from_entries([LexiconEntry(text="New York", alias="Gotham")])
+    plain = replace(BURST, normalize_text=normalize)
+    settings = [plain, replace(plain, markup=Markup.SSML), replace(plain, markup=Markup.SSML, lexicons=(lexicon,))]
+    for text in ("Hello there, you.", "It's 5 km to New York.", "日本の東京。"):
+        begun = []
+        for speech in settings:
+            response = registry.create(settings=speech).create_response()
+            num_requests = len(engine.requests)
+            for number, character in enumerate(text):
+                response.push_text(character)
+                if len(engine.requests) > num_requests:
+                    begun.append((number, engine.requests[-1].text))
+                    break
+            response.cancel()
+        assert len(begun) == len(settings) or (normalize and not begun)
+        assert len(set(begun)) <= 1
+
+
+async def test_marks_and_warnings_are_sent_again_after_a_lost_connection(registry: SessionRegistry):
+    session = registry.create(settings=SSML, is_resumable=True)
+    text = '<nope/>One two.<break time="500ms"/><mark name="m"/>Three.'
+    response = session.create_response(text=text, text_closed=True)
+    before = [event async for event in response]
+    response.resume(0, None)
+    after = [event async for event in response]
+    kinds = [event for event in before if isinstance(event, MarkReached | MarkupWarned)]
+    assert len(kinds) == 2
+    assert [event for event in after if isinstance(event, MarkReached | MarkupWarned)] == kinds

@@ -24,7 +24,9 @@ MAX_SPACES = 8
 # A word, a letter of a script without spaces, white space, or a sign. Marks belong to their letter.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3041-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _MARKS = "\u0300-\u036f"
-TOKEN = re.compile(rf"(?:(?![{_UNSPACED}])[\w{_MARKS}])+|\s+|.", re.DOTALL)
+_WORD_CHAR = rf"(?![{_UNSPACED}])[\w{_MARKS}]"
+TOKEN = re.compile(rf"(?:{_WORD_CHAR})+|\s+|.", re.DOTALL)
+_GROWS = re.compile(_WORD_CHAR)
 _DOTTED_LANGUAGES = frozenset(["tr", "az"])
 _DOTLESS = str.maketrans({"I": "ı", "İ": "i"})
 
@@ -97,7 +99,7 @@ class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
             if len(token) > (MAX_SPACES if token.isspace() else MAX_WRITTEN_CHARS):
                 return found
             token = " " if token.isspace() else token
-            if not is_complete and index == len(tokens) - 1 and token != " ":
+            if not is_complete and index == len(tokens) - 1 and _GROWS.match(token):
                 return False
             exact += token
             folded += self.fold(token)
