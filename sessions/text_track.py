@@ -21,7 +21,7 @@ from sessions.text.spans import SpannedText
 from sessions.text.ssml.parser import BreakItem, MarkItem, MarkupItem, StyleItem
 from sessions.text.ssml.raw_map import RawMap
 from sessions.text.ssml.style import PLAIN_STYLE, SpeechStyle
-from sessions.text.ssml.tokens import MarkupWarning, TextToken
+from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken
 from sessions.text.word_joiner import WordBuffer
 from sessions.timeline import ResponseTimeline, SegmentTimeline
 
@@ -285,9 +285,10 @@ class TextTrack:
     def _apply_item(self, markup: _MarkupReader, item: MarkupItem | FlushItem | EndItem) -> None:
         match item:
             case TextToken():
-                if (hidden := markup.add_text(item)) is not None:
-                    self._timeline.hide_markup(*hidden)
+                markup.places.add(len(item.text), item.raw_start, item.raw_end)
                 self._apply(self._segmenter.push(markup.places.to_raw(self._words.push(item.text))))
+            case HiddenToken():
+                self._timeline.hide_markup(item.raw_start, item.raw_end)
             case MarkItem():
                 markup.marks.append(item)
             case MarkupWarning():
@@ -357,14 +358,6 @@ class _MarkupReader:
         self.style = PLAIN_STYLE
         # Marks whose text has not come.
         self.marks: deque[MarkItem] = deque()
-        # End of the last text in the raw text.
-        self._raw_end = 0
-
-    def add_text(self, token: TextToken) -> tuple[int, int] | None:
-        """Record the place of text. Returns the raw range of the markup before it, if there is some."""
-        self.places.add(len(token.text), token.raw_start, token.raw_end)
-        start, self._raw_end = self._raw_end, token.raw_end
-        return (start, token.raw_start) if start < token.raw_start else None
 
     def pop_marks(self, raw_end: int) -> Iterator[MarkItem]:
         """The marks before this place of the raw text."""

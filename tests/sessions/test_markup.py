@@ -327,6 +327,21 @@ async def test_heard_text_ends_at_a_word_and_never_in_a_tag(registry: SessionReg
     assert len(heard) >= 5
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<say-as interpret-as="digits">12<b c="d e">3</b></say-as> four',
+        '<sub alias="one two">12 <b c="d e">3<!-- no word --></b></sub> four',
+        "<desc>no word</desc>12 <emphasis>3</emphasis> <?no word?>four",
+    ],
+)
+async def test_no_word_lies_in_a_tag(registry: SessionRegistry, text: str):
+    reading = await say(registry, text, replace(SSML, word_times=True))
+    words = [word for word, _, _ in words_of(reading)]
+    assert words in (["12", "3", "four"], ["12", "four"])  # the form of another word may cover two
+    assert all(text[start:end] == word for word, start, end in words_of(reading))
+
+
 async def test_flush_within_markup_speaks_what_is_there(registry: SessionRegistry, engine: RecordingEngine):
     response = registry.create(settings=SSML).create_response(text='<prosody rate="fast">Hello <bre')
     response.flush()

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from sessions.text.lexicons.lexicon import MAX_WRITTEN_CHARS, TOKEN, Lexicon, LexiconMatch
 from sessions.text.spans import EMPTY, SpannedText
 from sessions.text.ssml.parser import MarkupItem, StyleItem
-from sessions.text.ssml.tokens import MarkupWarning, TextToken
+from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken
 
 
 class MarkupParser(Protocol):
@@ -80,7 +80,7 @@ class LexiconReader:
                 self._held = SpannedText.join([self._held, token])
                 yield from self._replace(is_complete=False)
                 continue
-            if not isinstance(item, MarkupWarning):
+            if not isinstance(item, MarkupWarning | HiddenToken):
                 yield from self._replace(is_complete=True)
             if isinstance(item, StyleItem):
                 language = item.style.language or self._language

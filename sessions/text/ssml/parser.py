@@ -24,7 +24,15 @@ from sessions.text.ssml.style import (
     parse_rate,
     parse_volume_db,
 )
-from sessions.text.ssml.tokens import MarkupTokenizer, MarkupWarning, TagToken, TextToken, Token, WarningCode
+from sessions.text.ssml.tokens import (
+    HiddenToken,
+    MarkupTokenizer,
+    MarkupWarning,
+    TagToken,
+    TextToken,
+    Token,
+    WarningCode,
+)
 
 MAX_DEPTH = 32
 MAX_MARKS = 1_000
@@ -67,7 +75,7 @@ class MarkItem:
     raw_start: int
 
 
-MarkupItem = TextToken | StyleItem | BreakItem | MarkItem | MarkupWarning
+MarkupItem = TextToken | HiddenToken | StyleItem | BreakItem | MarkItem | MarkupWarning
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +151,13 @@ class SsmlParser:
                     yield from self._warn(token.code, token.element, token.raw_start)
                 case TagToken():
                     yield from self._tag(token)
+                case HiddenToken():
+                    yield token
 
     def _text(self, token: TextToken) -> Iterator[MarkupItem]:
         held = self._rewriting
         if self._silent_element:
+            yield HiddenToken(token.raw_start, token.raw_end)
             return
         if held is None:
             yield token

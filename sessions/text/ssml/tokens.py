@@ -88,7 +88,15 @@ class MarkupWarning:
     raw_start: int
 
 
-Token = TextToken | TagToken | MarkupWarning
+@dataclass(frozen=True, slots=True)
+class HiddenToken:
+    """Raw characters that are not spoken: a tag, or text that is left out."""
+
+    raw_start: int
+    raw_end: int
+
+
+Token = TextToken | TagToken | MarkupWarning | HiddenToken
 
 
 class MarkupTokenizer:
@@ -126,6 +134,8 @@ class MarkupTokenizer:
             num_read, token = self._read(data, at, start + at, is_end)
             if not num_read:
                 break
+            if not isinstance(token, TextToken):
+                yield HiddenToken(start + at, start + at + num_read)
             at += num_read
             self._position = start + at
             if token is not None:

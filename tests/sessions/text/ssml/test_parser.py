@@ -31,7 +31,7 @@ from sessions.text.ssml.style import (
     parse_rate,
     parse_volume_db,
 )
-from sessions.text.ssml.tokens import MAX_TAG_CHARS, MarkupWarning, TextToken, WarningCode
+from sessions.text.ssml.tokens import MAX_TAG_CHARS, HiddenToken, MarkupWarning, TextToken, WarningCode
 from tests.sessions.text.ssml.documents import CONTEXT, documents, random_document
 
 # Documents of the fuzz test; `python -m tests.sessions.text.ssml.fuzz` takes any number.
@@ -45,14 +45,18 @@ def parse(pieces: Iterable[str]) -> list[MarkupItem]:
 
 
 def merged(items: list[MarkupItem]) -> list[MarkupItem]:
-    """Text that follows text as one item."""
+    """Text that follows text as one item, without what is hidden."""
     out: list[MarkupItem] = []
+    hidden: list[int] = []
     for item in items:
         last = out[-1] if out else None
         if isinstance(item, TextToken) and isinstance(last, TextToken):
             out[-1] = TextToken(last.text + item.text, last.raw_start, item.raw_end)
+        elif isinstance(item, HiddenToken):
+            hidden += range(item.raw_start, item.raw_end)
         else:
             out.append(item)
+    assert hidden == sorted(set(hidden))
     return out
 
 
