@@ -78,6 +78,7 @@ class GenerationRequest(Struct):
             seed=self.seed,
             speed=config.speed if config and config.speed is not None else 1.0,
             word_times=bool(self.add_timestamps),
+            ssml=True,
         )
 
 

@@ -18,6 +18,7 @@ from sessions.text.ssml.style import (
     PLAIN_STYLE,
     SpeechStyle,
     gain_of,
+    nearest_gain,
     nearest_speed,
     nearest_volume_db,
     parse_duration_ms,
@@ -48,9 +49,13 @@ MAX_VOICE_NAMES = 64
 PARAGRAPH = "\n\n"
 # Elements whose text is spoken, without another effect.
 _WITHOUT_EFFECT = frozenset(["emphasis", "phoneme", "audio"])
+# Cartesia's forms: style of all text up to the end of the enclosing element.
+_RATIOS = frozenset(["speed", "volume"])
 _SILENT = frozenset(["desc", "metadata"])
-_CONTAINERS = frozenset(["speak", "p", "s", "say-as", "sub", "prosody", "lang", "voice"]) | _WITHOUT_EFFECT | _SILENT
-_EMPTY = frozenset(["break", "mark", "meta", "lexicon"])
+_CONTAINERS = (
+    frozenset(["speak", "p", "s", "say-as", "spell", "sub", "prosody", "lang", "voice"]) | _WITHOUT_EFFECT | _SILENT
+)
+_EMPTY = frozenset(["break", "mark", "meta", "lexicon", "emotion"]) | _RATIOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ class _Rewriting:
     text: str = ""
     # The form, where the element gives it.
     alias: str | None = None
+    # How the text is read otherwise.
+    interpret_as: str = ""
 
 
 class SsmlParser:
@@ -203,7 +210,7 @@ class SsmlParser:
         self._elements.append(_Element(tag.name, self._style))
         if tag.name in _WITHOUT_EFFECT:
             yield from self._warn(WarningCode.NO_EFFECT, tag.name, tag.raw_start)
-        elif tag.name in ("say-as", "sub"):
+        elif tag.name in ("say-as", "spell", "sub"):
             yield from self._begin_rewriting(tag)
         elif tag.name in ("p", "s"):
             yield TextToken(PARAGRAPH, tag.raw_start, tag.raw_start)
@@ -225,9 +232,7 @@ class SsmlParser:
         yield from self._end_rewriting()
         if tag.name in ("p", "s"):
             yield TextToken(PARAGRAPH, tag.raw_start, tag.raw_start)
-        if element.style != self._style:
-            self._style = element.style
-            yield StyleItem(self._style)
+        yield from self._set_style(element.style)
 
     def _empty_element(self, tag: TagToken) -> Iterator[MarkupItem]:
         match tag.name:
@@ -235,7 +240,9 @@ class SsmlParser:
                 yield from self._break(tag)
             case "mark":
                 yield from self._mark(tag)
-            case "lexicon":
+            case "speed" | "volume":
+                yield from self._ratio(tag)
+            case "lexicon" | "emotion":
                 yield from self._warn(WarningCode.NO_EFFECT, tag.name, tag.raw_start)
 
     def _break(self, tag: TagToken) -> Iterator[MarkupItem]:
@@ -264,15 +271,25 @@ class SsmlParser:
         else:
             yield MarkItem(name, tag.raw_start)
 
+    def _ratio(self, tag: TagToken) -> Iterator[MarkupItem]:
+        ratio = parse_rate(tag.attributes.get("ratio", ""))
+        is_speed = tag.name == "speed"
+        nearest = ratio if ratio is None else nearest_speed(ratio) if is_speed else nearest_gain(ratio)
+        yield from self._check_value(tag, ratio, nearest)
+        if nearest is not None:
+            style = replace(self._style, speed=nearest) if is_speed else replace(self._style, gain=nearest)
+            yield from self._set_style(style)
+
     def _begin_rewriting(self, tag: TagToken) -> Iterator[MarkupItem]:
         alias = tag.attributes.get("alias") if tag.name == "sub" else None
-        given = alias if tag.name == "sub" else tag.attributes.get("interpret-as")
+        interpret_as = "characters" if tag.name == "spell" else tag.attributes.get("interpret-as")
+        given = alias if tag.name == "sub" else interpret_as
         if given is None:
             yield from self._warn(WarningCode.INVALID_ATTRIBUTE, tag.name, tag.raw_start)
         elif tag.name == "say-as" and given.strip().lower() not in INTERPRETATIONS:
             yield from self._warn(WarningCode.NOT_READABLE, tag.name, tag.raw_start)
         else:
-            self._rewriting = _Rewriting(tag, tag.raw_end, tag.raw_end, alias=alias)
+            self._rewriting = _Rewriting(tag, tag.raw_end, tag.raw_end, alias=alias, interpret_as=interpret_as or "")
 
     def _end_rewriting(self) -> Iterator[MarkupItem]:
         held = self._rewriting
@@ -280,10 +297,9 @@ class SsmlParser:
             return
         spoken = held.alias
         if spoken is None:
-            attributes = held.element.attributes
             language = self._style.language or self._context.language
-            layout = attributes.get("format", "")
-            spoken = say_as(held.text, attributes["interpret-as"], layout, is_english(language))
+            layout = held.element.attributes.get("format", "")
+            spoken = say_as(held.text, held.interpret_as, layout, is_english(language))
         if spoken is None:
             if held.text.strip():
                 yield from self._warn(WarningCode.NOT_READABLE, held.element.name, held.element.raw_start)
@@ -316,6 +332,9 @@ class SsmlParser:
                 yield from self._warn(WarningCode.UNKNOWN_VOICE, tag.name, tag.raw_start)
         if tag.name == "prosody":
             style = yield from self._prosody(tag, style)
+        yield from self._set_style(style)
+
+    def _set_style(self, style: SpeechStyle) -> Iterator[MarkupItem]:
         if style != self._style:
             self._style = style
             yield StyleItem(style)

@@ -84,6 +84,11 @@ def nearest_volume_db(decibels: float) -> float:
     return decibels if decibels == -math.inf else min(max(decibels, MIN_VOLUME_DB), MAX_VOLUME_DB)
 
 
+def nearest_gain(gain: float) -> float:
+    """Return the nearest possible factor; silence is possible."""
+    return min(max(gain, gain_of(MIN_VOLUME_DB)), gain_of(MAX_VOLUME_DB)) if gain > 0 else 0.0
+
+
 def gain_of(decibels: float) -> float:
     return float(10 ** (decibels / 20))
 

@@ -131,6 +131,8 @@ def test_text_without_markup_is_itself(text: str):
         ("&nope;word&#0;s", "words"),
         ("<br>One<mstts:express-as style='sad'> two</mstts:express-as>", "One two"),
         ("<metadata>m <break/></metadata>t", "t"),
+        ("Code <spell>A1</spell>", "Code A one"),
+        ('<emotion value="angry"/>No!', "No!"),
     ],
 )
 def test_text_is_spoken_and_markup_is_not(document: str, spoken: str):
@@ -161,6 +163,8 @@ def test_broken_tag_is_told_and_loses_no_text_behind_it(document: str, spoken: s
         ('<voice name="nobody">a</voice>', (WarningCode.UNKNOWN_VOICE, "voice")),
         ("<voice>a</voice>", (WarningCode.UNKNOWN_VOICE, "voice")),
         ('<lang xml:lang="xx">a</lang>', (WarningCode.UNKNOWN_LANGUAGE, "lang")),
+        ('<emotion value="sad"/>a', (WarningCode.NO_EFFECT, "emotion")),
+        ('<speed ratio="quick"/>a', (WarningCode.INVALID_ATTRIBUTE, "speed")),
         ("<lang>a</lang>", (WarningCode.INVALID_ATTRIBUTE, "lang")),
         ('<break time="soon"/>', (WarningCode.INVALID_ATTRIBUTE, "break")),
         ('<break time="11s"/>', (WarningCode.OUT_OF_RANGE, "break")),
@@ -203,6 +207,14 @@ def test_styles_nest_and_end_with_their_element():
         SpeechStyle(None, "de"),
         SpeechStyle(),
     ]
+
+
+def test_ratios_hold_up_to_the_end_of_their_element():
+    document = '<speed ratio="1.3"/>a<p><volume ratio="0.7"/><speed ratio="2"/>b</p>c<volume ratio="99"/>'
+    styles = [item.style for item in parse([document]) if isinstance(item, StyleItem)]
+    first = SpeechStyle(speed=1.3)
+    assert styles[:4] == [first, SpeechStyle(speed=1.3, gain=0.7), SpeechStyle(speed=2.0, gain=0.7), first]
+    assert warnings_of(document) == [(WarningCode.OUT_OF_RANGE, "volume")]
 
 
 def test_end_of_an_outer_element_ends_the_inner_ones():
