@@ -271,9 +271,9 @@ class Size(NamedTuple):
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
     "engine": Size(18_900, 108, 0),
-    "sessions": Size(9_100, 86, 0),
+    "sessions": Size(11_100, 101, 0),
     "realtime": Size(23_300, 142, 0),
-    "tests": Size(53_300, 307, 7),
+    "tests": Size(54_500, 313, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
