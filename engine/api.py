@@ -183,6 +183,13 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
     codes: bytes
     # Samples received, provisional tails not counted; the next chunk begins there.
     num_samples: int
+    # Whether the other engine had sampled all of the request: nothing is sampled behind the codes.
+    is_complete: bool = False
+
+    @property
+    def is_replay(self) -> bool:
+        """Return whether the audio of the codes is made again from its beginning: the gateway had died, too."""
+        return self.num_samples == 0 and (bool(self.codes) or self.is_complete)
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +227,11 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     def is_burst(self) -> bool:
         """Return whether it has no deadline, so that paced requests go first."""
         return self.lead_ms is None
+
+    @property
+    def is_takeover(self) -> bool:
+        """Return whether another engine had accepted it for a gateway that is there: it is not refused for load."""
+        return self.resume is not None and not self.resume.is_replay
 
 
 class OrphanedRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ class RequestRecord:
         self._is_closed = request.text_closed
         # Codes of each chunk, and the final samples up to its end.
         self._chunks: list[tuple[bytes, int]] = []
-        if request.resume is not None:
+        if request.resume is not None and not request.resume.is_replay:
             self._chunks.append((request.resume.codes, request.resume.num_samples))
 
     def apply(self, command: Command) -> None:

@@ -6,6 +6,7 @@ A stream keeps what another engine needs to go on with its request: the text, th
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import re
 import secrets
@@ -68,7 +69,10 @@ class EngineStream:
         self._closed = request.text_closed
         self._ended = False
         self._text_pushed: list[str] = []
-        self._codes = bytearray()
+        resume = request.resume
+        # Those of a replay come with its chunks again.
+        self._codes = bytearray(resume.codes if resume and not resume.is_replay else b"")
+        self._codes_ahead = b""
         # Without the provisional tail.
         self._num_final_samples = 0
         self._num_interruptions = 0
@@ -130,6 +134,8 @@ class EngineStream:
         if self._ended:
             return
         if isinstance(event, SpeechChunk):
+            event = dataclasses.replace(event, codes=self._codes_ahead + event.codes) if self._codes_ahead else event
+            self._codes_ahead = b""
             self._record_chunk(event)
         self._ended = isinstance(event, RequestFinished)
         self._events.append(event)
@@ -169,6 +175,11 @@ class EngineStream:
         if not self._num_final_samples:
             self._codes.clear()
         point = ResumePoint(codes=bytes(self._codes), num_samples=self._num_final_samples)
+        if (replay := self.request.resume) is not None and replay.is_replay:
+            # Those that did not come with chunks yet come with the next one.
+            self._codes_ahead = replay.codes[len(point.codes) :] if point.num_samples else b""
+            codes = point.codes + replay.codes[len(point.codes) :]
+            point = msgspec.structs.replace(point, codes=codes, is_complete=replay.is_complete)
         request = msgspec.structs.replace(self.request, resume=point)
         yield SubmitRequest(self._epoch, request)
         if text := "".join(self._text_pushed):
@@ -177,7 +188,8 @@ class EngineStream:
             yield EndRequestInput(self._epoch)
         if self._playback is not None:
             played_samples, then_s = self._playback
-            played_samples += round((time.monotonic() - then_s) * sample_rate)
+            now_samples = played_samples + round((time.monotonic() - then_s) * sample_rate)
+            played_samples = max(played_samples, min(now_samples, self._num_final_samples))
             yield ReportRequestPlayback(self._epoch, played_samples)
 
 

@@ -262,8 +262,11 @@ class DecodeStage(Protocol):
         """Let a fresh slot go on from frames that make no sound themselves; those of a key are worked off once."""
         ...
 
-    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
-        """Let a fresh slot, not primed, go on behind a reference and frames of its own.
+    def resume(
+        self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]], num_received: int
+    ) -> int:
+        """Let a fresh slot, not primed, go on behind a reference and frames of its own. PCM of the first
+        ``num_received`` frames is not needed.
 
         Returns for how many of these it makes no PCM again; that of the others comes first.
         """

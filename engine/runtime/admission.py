@@ -69,7 +69,7 @@ class QueueLimits(msgspec.Struct, frozen=True):
 
     def check(self, counts: RequestCounts, spec: SpeechRequest) -> None:
         """Check that the request fits beside the active ones. Raises ``EngineOverloaded``."""
-        if spec.segment or spec.resume is not None:
+        if spec.segment or spec.is_takeover:
             self._check("requests", counts.num_requests, self.continuing)
             return
         self._check("requests", counts.num_requests, self.new)

@@ -18,7 +18,7 @@ from engine.program.capture import GraphSet, bucket_for, buckets_up_to
 from engine.program.decode_executor import DecodeExecutor, PendingWork
 from engine.program.isolate import isolate
 from engine.runtime.call_planner import CALL_FRAMES, MAX_CALL_FRAMES_TOTAL, Numbers, all_calls, padded_rows
-from engine.runtime.codec_stage import CodecStage
+from engine.runtime.codec_stage import CodecStage, RunningCall
 
 DUMMY_SLOT = 0
 # Of one recording in one round, so that running rows never wait for all of it.
@@ -94,6 +94,11 @@ class EagerCodec:
         if bad:
             raise ValueError(f"code {bad[0]} is outside the codebook of {self.num_codes}")
         self.frames[slot].append(codes)
+
+    def replay(self, slot: int, first: int, frames: Sequence[Sequence[int]]) -> Sequence[tuple[int, RunningCall]]:
+        for codes in frames:
+            self.push(slot, codes)
+        return ()
 
     def launch(self, slots: Numbers, firsts: Numbers, num_frames: int) -> FinishedCall:
         """Decode at once; a slot that raises fails alone."""
@@ -181,10 +186,12 @@ class DecodeHostBuffers:
     ``indices``: slot, row and column of the ring, frames decoded before.
     """
 
-    def __init__(self, program: DecodeProgramProtocol) -> None:
+    def __init__(self, program: DecodeProgramProtocol, num_samples: int | None = None) -> None:
+        """``num_samples`` of PCM, by default as many as a call can have."""
         is_cuda = program.device.type == "cuda"
+        pcm_shape = program.pcm.shape if num_samples is None else (num_samples,)
         self.indices = torch.zeros(4, program.max_rows, dtype=torch.int64, pin_memory=is_cuda)
-        self.pcm = torch.zeros(program.pcm.shape, dtype=torch.float32, pin_memory=is_cuda)
+        self.pcm = torch.zeros(pcm_shape, dtype=torch.float32, pin_memory=is_cuda)
         self.finite = torch.zeros(program.max_rows, dtype=torch.bool, pin_memory=is_cuda)
 
 
@@ -247,6 +254,20 @@ class GraphCodec:
     def push(self, slot: int, codes: Sequence[int]) -> None:
         """Nothing to do: the codes are in the ring already."""
 
+    def replay(self, slot: int, first: int, frames: Sequence[Sequence[int]]) -> Sequence[tuple[int, RunningCall]]:
+        """Queue calls of up to ``SLICE_FRAMES`` frames, whose PCM waits in buffers of their own."""
+        starts = range(0, len(frames), SLICE_FRAMES)
+        return [self._replay_slice(slot, first + start, frames[start : start + SLICE_FRAMES]) for start in starts]
+
+    def _replay_slice(self, slot: int, first: int, frames: Sequence[Sequence[int]]) -> tuple[int, RunningCall]:
+        num_past, num_samples = int(self.num_primed[slot]) + first, len(frames) * self.frame_samples
+        results = DecodeHostBuffers(self.program, num_samples)
+
+        def decode() -> None:
+            self._run_frames(slot, num_past, frames, results)
+
+        return len(frames), GraphCall(1, num_samples, results, self.lane.run(decode), [])
+
     def begin_round(self) -> list[int]:
         self.lane.wait_for_codes()
         return []
@@ -304,23 +325,32 @@ class GraphCodec:
     def _prime(self, slot: int, reference: VoiceReference) -> None:
         program, kept = self.program, self.references.get(reference.key)
         if kept is None:
-            self._prime_frames(slot, reference.frames)
+            self._run_frames(slot, 0, reference.frames)
             if reference.key is not None:
                 self.references.put(reference.key, (program.state[slot].clone(), program.past[:, slot].clone()))
         else:
             program.state[slot], program.past[:, slot] = kept
 
-    def _prime_frames(self, slot: int, frames: Sequence[Sequence[int]]) -> None:
-        """Queue them through the last row of the ring, which no slot uses; nothing waits for the device."""
+    def _run_frames(
+        self, slot: int, num_past: int, frames: Sequence[Sequence[int]], results: DecodeHostBuffers | None = None
+    ) -> None:
+        """Queue them through the last row of the ring, which no slot uses; nothing waits for the device.
+
+        ``results`` receive their PCM."""
         program, source = self.program, self.program.ring.shape[0] - 1
         parts = calls_of(len(frames))
         codes = to_device([list(frame) for frame in frames], torch.int64, program.device)
         places = torch.zeros(len(parts), 4, self.bucket(1, CALL_FRAMES[0]), dtype=torch.int64)
         places[:, 0, 0], places[:, 1, 0] = slot, source
-        places[:, 3, 0] = torch.tensor([start for start, _ in parts])
+        places[:, 3, 0] = torch.tensor([num_past + start for start, _ in parts])
         for (start, count), mine in zip(parts, to_device(places, torch.int64, program.device), strict=True):
             program.ring[source, :count] = codes[start : start + count]
             self._run(mine, 1, count)
+            if results is not None:
+                first, end = start * self.frame_samples, (start + count) * self.frame_samples
+                results.pcm[first:end].copy_(program.pcm[: end - first], non_blocking=True)
+                # What is not finite stays in the slot's state: the last flag is enough.
+                results.finite[:1].copy_(program.finite[:1], non_blocking=True)
 
 
 def calls_of(num_frames: int) -> list[tuple[int, int]]:

@@ -71,6 +71,11 @@ class CodecRunner(Protocol):
         """Queue one frame. Raises ``ValueError`` for a code outside the codebook."""
         ...
 
+    def replay(self, slot: int, first: int, frames: Sequence[Sequence[int]]) -> Sequence[tuple[int, RunningCall]]:
+        """Decode frames that were not sampled here, ``first`` behind others of the slot. Returns calls with their
+        numbers of frames, or none where the frames wait like any others."""
+        ...
+
     def begin_round(self) -> list[int]:
         """Prepare a round; returns the slots that take no part in it."""
         ...
@@ -129,17 +134,29 @@ class CodecStage:
         first chunk."""
         self.codec.prime(slot, reference)
 
-    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
-        """Decode the frames again without keeping their PCM. What that raises comes with the first chunk.
+    def resume(
+        self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]], num_received: int
+    ) -> int:
+        """Decode the frames again, without keeping the PCM of those received. What that raises comes with the first
+        chunk.
 
         The last few are not enough: a decoder may carry a phase that depends on all of them.
         """
-        past = [*(reference.frames if reference else ()), *frames]
+        received, lacking = frames[:num_received], frames[num_received:]
         for counter in (self.num_fed, self.num_launched, self.num_emitted):
-            counter[slot] = len(frames)
-        if past:
-            self.codec.prime(slot, VoiceReference(None, past), num_emitted=len(frames))
-        return len(frames)
+            counter[slot] = len(received)
+        if not received and reference is not None:
+            self.codec.prime(slot, reference)
+        elif received:
+            past = [*(reference.frames if reference else ()), *received]
+            self.codec.prime(slot, VoiceReference(None, past), num_emitted=len(received))
+        slots = np.array([slot])
+        for num_frames, running in self.codec.replay(slot, len(received), lacking):
+            firsts = self.num_launched[slots]
+            self.num_launched[slot] += num_frames
+            self.calls.append(DecodeCall(slots, self.slots.generations[slots], firsts, num_frames, 0.0, running))
+        self.num_fed[slot] += len(lacking)
+        return len(received)
 
     @property
     def num_waiting(self) -> Numbers:

@@ -50,19 +50,24 @@ class PlaybackClock:
         self.sample_rate = sample_rate
         self.num_emitted = 0
         self.dry_at_s: float | None = None
+        # The listener has audio that is emitted again, and has played more than was emitted so far.
+        self.is_behind = False
 
     def emit(self, num_samples: int, now_s: float) -> None:
-        start = now_s if self.dry_at_s is None else max(self.dry_at_s, now_s)
+        start = now_s if self.dry_at_s is None else self.dry_at_s if self.is_behind else max(self.dry_at_s, now_s)
         self.dry_at_s = start + num_samples / self.sample_rate
+        self.is_behind = self.is_behind and self.dry_at_s < now_s
         self.num_emitted += num_samples
 
     def report(self, played_samples: int, now_s: float) -> None:
         """Negative: playback begins after that many samples, behind what plays before. Nothing to
         play sets no clock.
         """
-        if played_samples >= 0 and self.dry_at_s is None:
+        self.is_behind = played_samples > self.num_emitted
+        if played_samples >= 0 and self.dry_at_s is None and not self.is_behind:
             return
-        left = min(max(self.num_emitted - played_samples, 0), MAX_DEADLINE_S * self.sample_rate)
+        max_left = MAX_DEADLINE_S * self.sample_rate
+        left = min(max(self.num_emitted - played_samples, -max_left), max_left)
         self.dry_at_s = now_s + left / self.sample_rate
 
     def lead_s(self, now_s: float) -> float:
@@ -77,16 +82,15 @@ class Resumption:
     codes: deque[Sequence[int]]
     # Samples that the decode stage makes once more, and that were received.
     num_samples: int
+    # Nothing is sampled behind the codes.
+    is_complete: bool = False
     # Frames that the codes made, until the decode stage has them.
     frames: list[Sequence[int]] = field(default_factory=list)
     is_decoding: bool = False
 
     @classmethod
-    def from_point(cls, point: ResumePoint, codes_per_step: int, frame_samples: int, has_lookahead: bool) -> Self:
-        """Parse a point. Without lookahead, frames that were not received are sampled again.
-
-        Raises ``InvalidRequest`` if the codes cannot have made so many samples.
-        """
+    def from_point(cls, point: ResumePoint, codes_per_step: int, frame_samples: int) -> Self:
+        """Parse a point. Raises ``InvalidRequest`` if the codes cannot have made so many samples."""
         step_bytes = 2 * codes_per_step
         if len(point.codes) % step_bytes:
             found = f"resume.codes has {len(point.codes)} bytes"
@@ -95,8 +99,7 @@ class Resumption:
         if not 0 <= point.num_samples <= len(steps) * frame_samples:
             limits = f"with these codes it must lie in 0..{len(steps) * frame_samples}"
             raise InvalidRequest(f"resume.num_samples is {point.num_samples}; {limits}", "resume.num_samples")
-        num_steps = len(steps) if has_lookahead else point.num_samples // frame_samples
-        return cls(deque(steps[:num_steps]), point.num_samples)
+        return cls(deque(steps), point.num_samples, point.is_complete)
 
     def skip_received(self, pcm: Pcm) -> Pcm:
         num_skipped = min(self.num_samples, len(pcm))
@@ -170,11 +173,12 @@ class Request:
     def generated_lead_s(self, now_s: float, frame_s: float) -> float:
         """Lead counting also frames sampled and not yet decoded, except those whose audio was received before."""
         dry_at_s = self.clock.dry_at_s
-        lead_s = dry_at_s - now_s if dry_at_s is not None and dry_at_s > now_s else 0.0
+        counts = dry_at_s is not None and (dry_at_s > now_s or self.clock.is_behind)
+        lead_s = dry_at_s - now_s if dry_at_s is not None and counts else 0.0
         pending_s = self.num_pending_frames * frame_s
         if self.resumption is not None:
             pending_s = max(0.0, pending_s - self.resumption.num_samples / self.clock.sample_rate)
-        return lead_s + pending_s
+        return max(0.0, lead_s + pending_s)
 
     def priority(self) -> tuple[bool, float, float, int]:
         """Smaller is more urgent: paced before burst, then by deadline, then by age."""

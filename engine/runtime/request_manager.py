@@ -85,7 +85,7 @@ class RequestManager:
         beside the other paced ones; burst rows take only what those leave."""
         self.queue_limits.check(self.counts, spec)
         num_paced, frame_s = self.counts.num_paced, self.config.admission_utilization * self.scheduler.frame_s
-        is_one_more = num_paced > 0 and not spec.is_burst and spec.segment == 0 and spec.resume is None
+        is_one_more = num_paced > 0 and not spec.is_burst and spec.segment == 0 and not spec.is_takeover
         if is_one_more and not self.scheduler.step_model.can_sustain(num_paced + 1, frame_s):
             raise EngineOverloaded(
                 f"one more than {num_paced} paced requests would be heard with gaps", OVERLOAD_RETRY_MS
@@ -111,7 +111,7 @@ class RequestManager:
             submitted_s=self.clock(),
             frame_cap=self.frame_cap(spec, row),
             resumption=self.resumption(spec),
-            num_codes_sent=len(spec.resume.codes) // 2 if spec.resume else 0,
+            num_codes_sent=len(spec.resume.codes) // 2 if spec.resume and spec.is_takeover else 0,
         )
 
     def playback_clock(self, spec: SpeechRequest) -> PlaybackClock:
@@ -126,8 +126,8 @@ class RequestManager:
         if spec.resume is None:
             return None
         stage, size = self.scheduler.stage, self.model.codes_per_step
-        found = Resumption.from_point(spec.resume, size, stage.frame_samples, stage.chunk_frames > 1)
-        return found if spec.resume.codes else None
+        found = Resumption.from_point(spec.resume, size, stage.frame_samples)
+        return found if spec.resume.codes or spec.resume.is_complete else None
 
     def push_text(self, epoch: int, text: str) -> None:
         request = self.active.get(epoch)

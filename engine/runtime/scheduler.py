@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
+from engine.api import FinishReason
 from engine.config import EngineConfig
 from engine.memory.block_pool import BlockPool, PrefixCache
 from engine.models.base import AwaitText, DecodeStage, FrameOutcome, SpeechModel, TalkerInputs
@@ -243,6 +243,8 @@ class Scheduler:
         request.has_new_text, row = False, request.row
         try:
             found = self.model.next_input(row) if request.resumption is None else self.next_inputs(request)
+            if request.phase is RequestPhase.DRAINING:
+                return False
         except Exception as error:
             self.fail(request, error)
             return False
@@ -257,18 +259,23 @@ class Scheduler:
         return True
 
     def next_inputs(self, request: Request) -> AwaitText | TalkerInputs:
-        """Return all inputs of a resumed request up to its last forced code, then what the model asks for."""
+        """Return all inputs of a resumed request up to its last forced code, then what the model asks for.
+
+        One that is complete needs no more of the talker."""
         found, resumption = self.model.next_input(request.row), request.resumption
         if resumption is None or resumption.is_decoding:
             return found
-        inputs: list[Any] = []
-        while resumption.codes and isinstance(found, TalkerInputs) and (found.sample or inputs):
+        # A prompt's prefix is computed by itself, so that it can be kept.
+        is_complete, inputs = resumption.is_complete, request.row.inputs if resumption.is_complete else []
+        while resumption.codes and isinstance(found, TalkerInputs) and (found.sample or inputs or is_complete):
             inputs += found.inputs
             if found.sample:
                 self.force(request, resumption)
             found = self.model.next_input(request.row)
         if not resumption.codes:
             self.resume_decoder(request, resumption)
+        if is_complete:
+            return found if isinstance(found, AwaitText) else TalkerInputs([], sample=False)
         if isinstance(found, AwaitText):
             return TalkerInputs(inputs, sample=False) if inputs else found
         return TalkerInputs([*inputs, *found.inputs], found.sample)
@@ -279,15 +286,21 @@ class Scheduler:
             request.num_frames += 1
             request.loop.push(outcome.codes[0])
             resumption.frames.append(outcome.codes)
-            if request.num_frames + 1 >= request.frame_cap:
+            if request.num_frames + (not resumption.is_complete) >= request.frame_cap:
                 # The last frame ends the request when it is sampled.
                 resumption.codes.clear()
 
     def resume_decoder(self, request: Request, resumption: Resumption) -> None:
-        num_skipped = self.stage.resume(request.held_slot, request.row.reference, resumption.frames)
+        num_received = resumption.num_samples // self.stage.frame_samples
+        slot, reference = request.held_slot, request.row.reference
+        num_skipped = self.stage.resume(slot, reference, resumption.frames, num_received)
         resumption.num_samples -= num_skipped * self.stage.frame_samples
         resumption.is_decoding, resumption.frames = True, []
-        request.num_pending_frames = self.stage.num_pending(request.held_slot)
+        request.num_pending_frames = self.stage.num_pending(slot)
+        if resumption.is_complete:
+            request.finish_reason = FinishReason.STOP
+            self.retire_talker(request)
+            self.stage.finalize(slot)
 
     def restore_prefix(self, request: Request, may_grow: bool) -> bool:
         """Fill a row that starts, or starts again, from its voice's prefix; False when blocks are short."""

@@ -40,7 +40,7 @@ class RecordedRequest:
     def point(self) -> ResumePoint | None:
         """Where another engine can go on: none while nothing has been received."""
         tail = self.chunks[-1].provisional_tail_samples if self.chunks else 0
-        codes = self.spec.resume.codes if self.spec.resume else b""
+        codes = self.spec.resume.codes if self.spec.resume and self.spec.is_takeover else b""
         received = self.num_samples - tail
         point = ResumePoint(codes=codes + b"".join(chunk.codes for chunk in self.chunks), num_samples=received)
         return point if received else None
@@ -222,3 +222,27 @@ def check_takeover(make: Callable[[], EngineHarness], tolerance: float, **spec: 
         assert resumed.reason == uncut.reason
         np.testing.assert_allclose(resumed.pcm, uncut.pcm, rtol=0, atol=tolerance)
         assert resumed.point == uncut.point
+    check_replay(make, uncut, tolerance, **spec)
+
+
+def check_replay(make: Callable[[], EngineHarness], uncut: RecordedRequest, tolerance: float, **spec: Any) -> None:
+    """Another engine makes the audio of some codes again from its beginning, and goes on behind them if there are more.
+
+    It does not end early, and needs no talker for a request that was complete."""
+    num_chunks = len(uncut.chunks)
+    for num_received in (1, num_chunks // 2, num_chunks):
+        is_complete = num_received == num_chunks
+        codes = b"".join(chunk.codes for chunk in uncut.chunks[:num_received])
+        point = ResumePoint(codes=codes, num_samples=0, is_complete=is_complete)
+        other = make()
+        other.submit(**(spec | {"text": "another", "sampling": SamplingParams(seed=99, min_new_tokens=9)}))
+        other.step()
+        replayed = other.heard[other.submit(**spec, resume=point)]
+        other.keep_batches = True
+        other.run()
+        other.check_idle()
+        assert replayed.reason == (FinishReason.STOP if is_complete else uncut.reason)
+        np.testing.assert_allclose(replayed.pcm, uncut.pcm, rtol=0, atol=tolerance)
+        assert replayed.point == uncut.point
+        ids = {work.request.spec.request_id for batch in other.batches for work in batch.items}
+        assert (replayed.spec.request_id in ids) != is_complete

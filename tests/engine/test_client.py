@@ -22,6 +22,7 @@ from engine.api import (
     EngineInfo,
     FinishReason,
     RequestFinished,
+    ResumePoint,
     SamplingParams,
     SpeechChunk,
     SpeechEngine,
@@ -300,6 +301,24 @@ def test_a_submit_that_cannot_be_sent_leaves_nothing_behind() -> None:
         with pytest.raises(OverflowError):
             table.submit(SpeechRequest(request_id="r"))
     assert len(table) == 0
+
+
+def test_replay_goes_on_at_another_engine_with_all_of_its_codes() -> None:
+    """Those that the first engine did not send again come with the next chunk."""
+    sent: list[Command] = []
+    table = StreamTable(sent.append)
+    point = ResumePoint(codes=b"aabbccdd", num_samples=0, is_complete=True)
+    stream = table.submit(SpeechRequest(request_id="r", resume=point))
+    table.interrupt("gone")
+    table.resume(24_000)
+    table.dispatch([(1, SpeechChunk("r", 0, np.zeros(9, np.float32), codes=b"aa"))])
+    table.interrupt("gone")
+    table.resume(24_000)
+    table.dispatch([(1, SpeechChunk("r", 9, np.zeros(9, np.float32), codes=b"ee"))])
+    points = [command.request.resume for command in sent if isinstance(command, SubmitRequest)]
+    assert points == [point, point, msgspec.structs.replace(point, num_samples=9)]
+    chunks = [stream.next_event(), stream.next_event()]
+    assert [chunk.codes for chunk in chunks if isinstance(chunk, SpeechChunk)] == [b"aa", b"bbccddee"]
 
 
 def test_lone_surrogates_reach_no_encoder() -> None:

@@ -192,7 +192,9 @@ class FakeSlicedDecodeStage:
     def prime(self, slot: int, reference: VoiceReference) -> None:
         raise NotImplementedError("this family has no recordings")
 
-    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
+    def resume(
+        self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]], num_received: int
+    ) -> int:
         for codes in frames:
             self.feed(slot, codes)
         return 0

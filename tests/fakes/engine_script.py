@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -50,8 +51,16 @@ class FakeScript:
     end_at_frame: int | None = None
     end_reason: FinishReason = FinishReason.STOP
 
+    # Frames have codes drawn by chance, which can be heard; otherwise all are 0.
+    draws_codes: bool = False
+    # Work on frames whose codes are known, in that on others.
+    replay_factor: float = 0.1
+
     # That it tells of at its end.
     num_skipped_tokens: int = 0
+
+    def draw_code(self) -> int:
+        return secrets.randbelow(64) if self.draws_codes else 0
 
     def next_cut(self, frame: int) -> int | None:
         """The next frame that must begin a chunk, because something is scripted for it."""

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from engine.api import (
     CodedError,
     ErrorInfo,
@@ -55,6 +57,10 @@ class FakeSpeechStream:
         self._ended = False
         self._drained = False
         self._playback = FakePlaybackClock(self._loop)
+        resume = request.resume
+        # To be made again, one a frame.
+        self._forced = list(np.frombuffer(resume.codes, np.int16)) if resume is not None else []
+        self._is_complete = resume is not None and resume.is_complete
         self._submitted_s = self._loop.time()
         self._queue_ms = 0.0
         self._first_text_s: float | None = None
@@ -156,6 +162,8 @@ class FakeSpeechStream:
             self.fail("engine_error", f"scripted failure at frame {frame}")
         elif frame == script.die_at_frame:
             self._engine.crash()
+        elif self._is_complete and not self._forced:
+            self._end(FinishReason.STOP)
         elif frame == script.end_at_frame:
             self._end(script.end_reason)
         elif frame == self._request.max_frames:
@@ -187,17 +195,24 @@ class FakeSpeechStream:
     def _work_s(self, num_frames: int) -> float:
         script = self._script
         work_s = num_frames * FRAME_S * script.real_time_factor if self.num_frames else script.first_chunk_s
+        if self._forced:
+            work_s *= script.replay_factor
         return work_s + script.stalls_s.get(self.num_frames, 0.0)
 
     def _emit_chunk(self, num_frames: int) -> None:
         if self._first_chunk_s is None:
             self._first_chunk_s = self._loop.time()
         start_sample = self.num_frames * FRAME_SAMPLES
+        codes, self._forced = self._forced[:num_frames], self._forced[num_frames:]
+        codes += [self._script.draw_code() for _ in range(num_frames - len(codes))]
         self.num_frames += num_frames
         last = self._text_closed and self.num_frames == self._known_frames()
         tail = 0 if last else self._script.provisional_tail_samples
         pcm = tone(self._request, start_sample, num_frames * FRAME_SAMPLES + tail)
-        self._put(SpeechChunk(self.request_id, start_sample, pcm, tail, last))
+        if any(codes):
+            pcm = pcm + np.repeat(np.array(codes, np.float32) / 256, FRAME_SAMPLES)
+        code_bytes = np.array(codes, np.int16).tobytes()
+        self._put(SpeechChunk(self.request_id, start_sample, pcm, tail, last, code_bytes))
         self._playback.generated(self.num_frames * FRAME_SAMPLES)
 
     def _end(self, reason: FinishReason, error: ErrorInfo | None = None) -> None:

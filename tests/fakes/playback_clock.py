@@ -17,16 +17,19 @@ class FakePlaybackClock:
         self._anchor_s = 0.0
 
     def played_samples(self) -> int:
-        elapsed_samples = round((self._loop.time() - self._anchor_s) * SAMPLE_RATE)
-        return min(self._anchor_samples + elapsed_samples, self._generated_samples)
+        return min(self._position(), self._generated_samples)
+
+    def _position(self) -> int:
+        return self._anchor_samples + round((self._loop.time() - self._anchor_s) * SAMPLE_RATE)
 
     def lead_ms(self) -> float:
         return 1000 * (self._generated_samples - self.played_samples()) / SAMPLE_RATE
 
     def generated(self, samples: int) -> None:
-        self.report(self.played_samples())
+        if self._anchor_samples <= self._generated_samples:  # else the listener has audio that is made again
+            self.report(self.played_samples())
         self._generated_samples = samples
 
     def report(self, played_samples: int) -> None:
-        self._anchor_samples = min(played_samples, self._generated_samples)
+        self._anchor_samples = played_samples
         self._anchor_s = self._loop.time()

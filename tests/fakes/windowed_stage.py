@@ -55,9 +55,14 @@ class WindowedDecodeStage:
     def prime(self, slot: int, reference: VoiceReference) -> None:
         self.windows[slot].frames = list(reference.frames[-self.context_frames :])
 
-    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
-        self.windows[slot].frames = [*(reference.frames if reference else ()), *frames][-self.context_frames :]
-        return len(frames)
+    def resume(
+        self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]], num_received: int
+    ) -> int:
+        past = [*(reference.frames if reference else ()), *frames[:num_received]]
+        self.windows[slot].frames = past[-self.context_frames :]
+        for codes in frames[num_received:]:
+            self.feed(slot, codes)
+        return num_received
 
     def feed(self, slot: int, codes: Sequence[int]) -> None:
         if not all(0 <= code < self.codec.config.codebook_size for code in codes):

@@ -131,7 +131,9 @@ class CosyDecodeStage:
                 return
         row.begin(prompt)
 
-    def resume(self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]]) -> int:
+    def resume(
+        self, slot: int, reference: VoiceReference | None, frames: Sequence[Sequence[int]], num_received: int
+    ) -> int:
         """A frame is made from all before it: all are made again."""
         if reference is not None:
             self.prime(slot, reference)

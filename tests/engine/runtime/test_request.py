@@ -90,6 +90,18 @@ def slow_trips_at(codes: list[int], limit: int, max_period: int) -> int | None:
     return None
 
 
+def test_audio_that_a_listener_has_already_is_no_lead() -> None:
+    """It is made again after a report from ahead, and the clock catches up with the listener, who plays on."""
+    clock = PlaybackClock(RATE)
+    clock.report(3 * RATE, 100.0)
+    for second in range(5):
+        assert clock.is_behind == (second <= 3)
+        clock.emit(RATE, 100.5)
+    assert clock.lead_s(100.5) == 1.5, "5 s were made, and 3.5 s are played"
+    clock.emit(RATE, 200.0)
+    assert clock.lead_s(200.0) == 1.0, "then it waits for audio, as ever"
+
+
 def test_one_code_again_and_again_is_a_loop() -> None:
     assert trips_at(LoopGuard(50, 8), [7] * 60) == 49
 
