@@ -229,6 +229,11 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.lead_ms is None
 
     @property
+    def continues_reply(self) -> bool:
+        """Return whether its reply has been heard, so that it waits where a new one is refused."""
+        return self.segment > 0 or self.resume is not None
+
+    @property
     def is_takeover(self) -> bool:
         """Return whether another engine had accepted it for a gateway that is there: it is not refused for load."""
         return self.resume is not None and not self.resume.is_replay

@@ -284,8 +284,8 @@ class EngineClient:
             future.set_exception(encoding_failure(answer.error))
 
     def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> EngineStream:
-        continues_reply = request.segment > 0 and self._resume_timer is not None
-        if self._writer is None and not continues_reply:
+        may_wait = request.continues_reply and self._resume_timer is not None
+        if self._writer is None and not may_wait:
             raise EngineDead("the engine is not running")
         self._num_submitted_since_stats += 1
         return self._streams.submit(request, wake)

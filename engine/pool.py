@@ -111,7 +111,7 @@ class EnginePool:
 
     def _last_resort(self, request: SpeechRequest, previous: EngineClient | None) -> EngineClient:
         """Return the client for a later segment of a reply while no engine takes new replies."""
-        if request.segment == 0 or not self.clients:
+        if not request.continues_reply or not self.clients:
             raise EngineDead("no engine takes new replies")
         return previous if previous in self.clients else self.clients[0]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
+from engine.api import ClonedVoice, ResumePoint, SamplingParams, SpeechRequest, TextLayout
 from sessions.text.lexicons.lexicon import Lexicon
 
 
@@ -79,6 +79,8 @@ class SpeechSettings:
     lead_ms: int | None = 2_000
     # Whether the response also emits word times (``ResponseWordTimes``).
     word_times: bool = False
+    # Whether the response also emits what another gateway needs to go on with it (``CheckpointAdded``).
+    checkpoints: bool = False
     # Whether speech is aligned while it plays, in idle moments, so that heard text is known at once; otherwise the
     # first query takes up to 3 ms per second of speech.
     align_eagerly: bool = False
@@ -99,7 +101,14 @@ class SpeechSettings:
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def create_request(
-        self, request_id: str, text: str, text_closed: bool, segment: int, group: str, min_lead_ms: int
+        self,
+        request_id: str,
+        text: str,
+        text_closed: bool,
+        segment: int,
+        group: str,
+        min_lead_ms: int,
+        resume: ResumePoint | None = None,
     ) -> SpeechRequest:
         """The engine's request for segment number ``segment``. The engine's lead is the listener's, at least
         ``min_lead_ms``."""
@@ -117,6 +126,7 @@ class SpeechSettings:
             chunk_frames=self.chunk_frames,
             lead_ms=None if self.lead_ms is None else max(int(self.lead_ms * self.speed), min_lead_ms),
             group=group,
+            resume=resume,
         )
 
 

@@ -56,6 +56,17 @@ class ResponseWordTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointAdded:
+    """What a client keeps, so that another gateway can go on with the response: ahead of the audio that it decides."""
+
+    response_id: str
+    # 0, 1, 2 ... over the checkpoints of the response.
+    index: int
+    # Of ``Checkpoint.encode``.
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
 class MarkReached:
     """Event of a mark in marked-up text, in order with the audio."""
 
@@ -115,4 +126,6 @@ class ResponseFinished:
     has_runaway: bool = False
 
 
-ResponseEvent = ResponseAudio | ResponseWordTimes | FlushCompleted | MarkReached | MarkupWarned | ResponseFinished
+ResponseEvent = (
+    ResponseAudio | ResponseWordTimes | CheckpointAdded | FlushCompleted | MarkReached | MarkupWarned | ResponseFinished
+)

@@ -21,6 +21,7 @@ from engine.api import (
     EngineOverloaded,
     ErrorInfo,
     FinishReason,
+    InvalidRequest,
     RequestFinished,
     RequestParked,
     RequestTooLong,
@@ -34,6 +35,7 @@ from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.formats.registry import opus_settings
 from sessions.audio.pacer import Pacer, PacerSettings, UnderrunCause
 from sessions.audio_track import AudioOutput, AudioTrack
+from sessions.checkpoint import CheckpointLog, Replay, SpokenSegment
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed
@@ -110,10 +112,12 @@ class Response:
         on_end: Callable[[Response], None],
         is_resumable: bool = False,
         key: str = "",
+        replay: Replay | None = None,
     ) -> None:
         """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``.
 
-        Markup may name the voices of ``key``. A resumable response retains what it has sent, for ``resume``."""
+        Markup may name the voices of ``key``. A resumable response retains what it has sent, for ``resume``. One with
+        a ``replay`` makes again what its client knows, and emits what follows."""
         info, limits = services.engine.info, services.limits
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
         styles = None if settings.markup is Markup.NONE else StyleResolver(settings, key, services)
@@ -142,6 +146,7 @@ class Response:
             SegmenterSettings(max_segment_tokens=info.max_text_tokens),
             DeadAirRule(enabled=settings.avoid_dead_air),
             create_parser(settings, styles),
+            replay.cuts if replay else (),
         )
         self._styles = styles
         self._ring = PacketRing(
@@ -151,6 +156,12 @@ class Response:
             limits.max_audio_message_ms,
             is_resumable,
         )
+        # Of another gateway, and not yet submitted.
+        self._to_replay = deque(replay.segments if replay else ())
+        self._num_words_to_drop = replay.received_words if replay else 0
+        self._checkpoints = CheckpointLog(replay or Replay()) if settings.checkpoints else None
+        if replay is not None:
+            self._drop_received(replay)
         self._is_suspended = False
         self._alarm = WakeEvent()  # of the task
         self._reader = WakeEvent()
@@ -260,7 +271,7 @@ class Response:
     def _begin_items(self, now: float) -> None:
         left_ms = self._ring.left_ms(now)
         self._read_text()
-        if self._text.must_close_early(left_ms, now):
+        if not self._is_replaying and self._text.must_close_early(left_ms, now):
             self._text.close_early()
         while self._text.waiting and self._may_begin(self._text.waiting[0], left_ms, now):
             item = self._text.pop()
@@ -291,6 +302,9 @@ class Response:
             return False
         if not isinstance(item, TextSegment):
             return len(self._begun) < MAX_BEGUN_ITEMS
+        if self._to_replay:
+            has_text = item.speakable and (item.closed or not self._to_replay[0].is_text_closed)
+            return self._has_capacity(now) and has_text
         return self._has_capacity(now) and self._text.is_ready(item, left_ms, now)
 
     def _has_capacity(self, now: float) -> bool:
@@ -308,16 +322,22 @@ class Response:
         return self._ring.waiting_samples * 1000 < self._services.limits.max_ready_ms * self.format.sample_rate
 
     def _submit(self, segment: TextSegment, now: float) -> None:
+        known = segment.known or (self._to_replay.popleft() if self._to_replay else SpokenSegment(segment.closed))
+        segment.number, segment.known = self._totals.num_segments, known
+        segment.num_bytes_to_replay = len(known.codes)
         settings = self.settings if self._styles is None else self._styles.settings_for(segment.style)
         request = settings.create_request(
             f"{self._request_prefix}/{len(self._streams)}",
             segment.text,
-            segment.closed,
-            self._totals.num_segments,
+            known.is_text_closed,
+            segment.number,
             self._group,
             self._services.limits.min_engine_lead_ms,
+            known.point,
         )
         segment.stream = self._services.engine.submit(request, self._alarm.set)
+        if segment.closed and not known.is_text_closed:
+            segment.stream.end_input()
         self._streams.append(segment.stream)
         self._totals.num_segments += 1
         if self._totals.first_text_s is None:
@@ -412,6 +432,8 @@ class Response:
 
     async def _apply_chunk(self, segment: TextSegment, chunk: SpeechChunk, audio: AudioTrack) -> None:
         segment.has_audio = True
+        segment.num_bytes_to_replay = max(segment.num_bytes_to_replay - len(chunk.codes), 0)
+        self._put_checkpoint(segment, chunk.codes)
         if not self._totals.num_samples and self._services.limits.flush_first_packet:
             first, chunk = audio.split_first_packet(chunk)
             self._put_all(await audio.push(first), audio)
@@ -433,6 +455,7 @@ class Response:
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             error = end.error or EngineError(f"the engine ended with {end.reason}").info
             raise EngineFailed(error.code, error.message, error.param, error.retry_after_ms)
+        self._put_checkpoint(segment, b"", is_complete=True)
         self._put_all(await audio.end_segment(self._styles is not None and self._is_break_next), audio)
         segment.spoken.finish()
         self._put_words()
@@ -464,8 +487,23 @@ class Response:
         self._wake_reader()
 
     def _put_words(self) -> None:
-        if self.state is State.SPEAKING and self.settings.word_times and (words := self._timeline.new_words()):
-            self._ring.put_words(words)
+        if self.state is not State.SPEAKING or not self.settings.word_times:
+            return
+        words = self._timeline.new_words()
+        lacking = words[self._num_words_to_drop :]
+        self._num_words_to_drop = max(self._num_words_to_drop - len(words), 0)
+        if lacking:
+            self._ring.put_words(lacking)
+            self._wake_reader()
+
+    def _put_checkpoint(self, segment: TextSegment, codes: bytes, is_complete: bool = False) -> None:
+        log = self._checkpoints
+        if log is None or segment.known is None or self.state is not State.SPEAKING:
+            return
+        index = log.index
+        found = log.add(segment.number, segment.known.is_text_closed, codes, self._text.cuts, is_complete)
+        if found is not None:
+            self._ring.put_checkpoint(index, found.encode())
             self._wake_reader()
         for mark, sample in self._timeline.new_marks():
             self._put_mark(mark, sample)
@@ -485,6 +523,9 @@ class Response:
         self._wake_reader()
 
     def _begin_draining(self) -> None:
+        if self._ring.lacks_received:
+            found = "received_samples is more than the audio of the response"
+            self._fail(InvalidRequest(f"{found}, which has {self._totals.num_samples} samples", "received_samples"))
         if not self.is_done:
             self.state = State.DRAINING
             self._wake_reader()
@@ -590,10 +631,31 @@ class Response:
         self._wake_reader()
 
     def _rewind(self, received_samples: int, played_ms: float | None) -> None:
-        rate = self.format.sample_rate
-        played_samples = received_samples if played_ms is None else int(played_ms * rate / 1000) + self.pre_skip_samples
-        preroll_samples = OPUS_PREROLL_MS * rate // 1000 if self.format.encoding is Encoding.OPUS else 0
-        self._ring.rewind(received_samples, min(max(played_samples, 0), received_samples), preroll_samples, now_s())
+        played_samples = self._played_samples(received_samples, played_ms)
+        self._ring.rewind(received_samples, played_samples, self._preroll_samples, now_s())
+
+    def _played_samples(self, received_samples: int, played_ms: float | None) -> int:
+        if played_ms is None:
+            return received_samples
+        played_samples = int(played_ms * self.format.sample_rate / 1000) + self.pre_skip_samples
+        return min(max(played_samples, 0), received_samples)
+
+    @property
+    def _preroll_samples(self) -> int:
+        return OPUS_PREROLL_MS * self.format.sample_rate // 1000 if self.format.encoding is Encoding.OPUS else 0
+
+    def _drop_received(self, replay: Replay) -> None:
+        """Begin where the reader of another gateway was cut off."""
+        played_samples = self._played_samples(replay.received_samples, replay.played_ms)
+        self._ring.drop_received(
+            replay.received_samples, played_samples, self._preroll_samples, replay.received_flushes, now_s()
+        )
+
+    @property
+    def _is_replaying(self) -> bool:
+        """Return whether what is known is still being made again."""
+        is_speaking_again = any(segment.num_bytes_to_replay for segment in self._generating)
+        return bool(self._to_replay) or is_speaking_again or self._text.has_cuts_to_make
 
     # Playback and heard text
 

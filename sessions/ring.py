@@ -15,6 +15,7 @@ from sessions.alignment.word_times import WordTime
 from sessions.audio.pacer import Pacer, UnderrunCause
 from sessions.clock import is_due
 from sessions.events import (
+    CheckpointAdded,
     FlushCompleted,
     MarkReached,
     MarkupWarned,
@@ -23,7 +24,7 @@ from sessions.events import (
     ResponseFinished,
     ResponseWordTimes,
 )
-from sessions.packetizer import AudioPacket
+from sessions.packetizer import PACKET_MS, AudioPacket
 
 # Packets made together leave together, the four of a codec frame in any case where the lead is no shorter.
 FRAME_MESSAGE_MS = 80
@@ -50,7 +51,7 @@ class FlushEntry:
     flush: int
 
 
-Entry = PacketGroup | ResponseWordTimes | FlushEntry | MarkReached | MarkupWarned | ResponseFinished
+Entry = PacketGroup | ResponseWordTimes | CheckpointAdded | FlushEntry | MarkReached | MarkupWarned | ResponseFinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ class PacketRing:
         self._sent: deque[SentEntry] | None = deque() if retains else None
         self._num_sent_bytes = 0
         self._popped_s = -math.inf
+        # Of audio that is made again: samples so far, and those that the reader has already.
+        self._num_made_again = self._num_samples_to_drop = 0
+        self._num_flushes_to_drop = 0
         # Samples of messages that have not been popped yet.
         self.waiting_samples = 0
         # Samples sent, whatever was sent again since.
@@ -121,7 +125,26 @@ class PacketRing:
         """Set the listener's position to what the client reports."""
         self._evict_sent(self._pacer.on_playback_report(played_samples, now_s))
 
+    def drop_received(
+        self, received_samples: int, played_samples: int, preroll_samples: int, received_flushes: int, now_s: float
+    ) -> None:
+        """Drop what a reader has received through another ring, which had the same audio from its beginning."""
+        packet_samples = self._pacer.sample_rate * PACKET_MS // 1000
+        next_sample = max(received_samples - preroll_samples, 0) // packet_samples * packet_samples
+        self.num_sent_samples = received_samples
+        self._num_samples_to_drop = next_sample
+        if next_sample:
+            self._pacer.rewind(next_sample, played_samples, now_s)
+        self._num_flushes_to_drop = received_flushes
+
+    @property
+    def lacks_received(self) -> bool:
+        """Return whether the audio that the reader has received was not made again yet."""
+        return self._num_made_again < self._num_samples_to_drop
+
     def put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
+        if self.lacks_received:
+            packets = self._without_received(packets)
         for group in group_packets(packets, self._max_message_samples):
             num_samples = sum(packet.num_samples for packet in group)
             self._append(PacketGroup(tuple(group), num_samples, now_s, late_cause))
@@ -133,8 +156,12 @@ class PacketRing:
     def put_event(self, event: MarkReached | MarkupWarned) -> None:
         self._append(event)
 
+    def put_checkpoint(self, index: int, data: str) -> None:
+        self._append(CheckpointAdded(self._response_id, index, data))
+
     def put_flush(self, flush: int) -> None:
-        self._append(FlushEntry(flush))
+        if flush >= self._num_flushes_to_drop:
+            self._append(FlushEntry(flush))
 
     def close(self, terminal: ResponseFinished) -> None:
         """Append the last entry. Nothing can be put after it."""
@@ -209,6 +236,16 @@ class PacketRing:
         self.waiting_samples += sum(one.end_sample - one.start_sample for one in lacking)
         sent.clear()
         self._num_sent_bytes = 0
+
+    def _without_received(self, packets: Iterable[AudioPacket]) -> Iterable[AudioPacket]:
+        lacking = []
+        for packet in packets:
+            end_sample = self._num_made_again + packet.num_samples
+            if end_sample > self._num_samples_to_drop:
+                lacking.append(packet)
+                continue
+            self._num_made_again = end_sample
+        return lacking
 
     def _retain(self, entry: Entry, sent: deque[SentEntry]) -> None:
         start_sample = end_sample = self.next_sample

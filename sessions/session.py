@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable
 
 from sessions.admission import ResponseLimiter
+from sessions.checkpoint import Replay
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
@@ -77,8 +78,10 @@ class Session:
         settings: SpeechSettings | None = None,
         text: str = "",
         text_closed: bool = False,
+        replay: Replay | None = None,
     ) -> Response:
-        """Begin a spoken reply. With ``text_closed`` all of its text is known, which the engine can use.
+        """Begin a spoken reply. With ``text_closed`` all of its text is known, which the engine can use. A ``replay``
+        goes on with one of another gateway.
 
         Raises ``DuplicateResponse``, ``LimitExceeded`` (maybe with ``retry_after_ms``), ``SessionClosed``, or what
         ``update`` raises; then nothing was begun. Whatever goes wrong later ends the response with an error.
@@ -100,6 +103,7 @@ class Session:
             weak_method(self._on_response_end),
             self._is_resumable,
             self.key,
+            replay,
         )
         self._active.add(response)
         self._responses[response_id] = response

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from engine.api import SpeechStream
+from sessions.checkpoint import EarlyCut, SpokenSegment
 from sessions.clock import is_due
 from sessions.text.dead_air import DeadAirRule, TextPace, TextStats
 from sessions.text.lexicons.reader import MarkupParser
@@ -41,6 +42,11 @@ class TextSegment:
     text: str = ""
     closed: bool = False
     stream: SpeechStream | None = None
+    # Number of its request, and what was known of its speech when that was submitted.
+    number: int = 0
+    known: SpokenSegment | None = None
+    # Of the known codes, those that were not made again yet.
+    num_bytes_to_replay: int = 0
     # Its request has spoken, or is about to speak, all the text it was given.
     is_parked: bool = False
     has_audio: bool = False
@@ -99,6 +105,11 @@ class EndItem:
     """The end of the text."""
 
 
+@dataclass(frozen=True, slots=True)
+class CutItem:
+    """An early close that is already part of what the client has heard."""
+
+
 TextItem = TextSegment | FlushItem | BreakItem | MarkItem
 
 
@@ -112,8 +123,9 @@ class TextTrack:
         segmenter: SegmenterSettings | None = None,
         dead_air: DeadAirRule | None = None,
         parser: MarkupParser | None = None,
+        cuts: Iterable[EarlyCut] = (),
     ) -> None:
-        """``parser`` reads markup and looks up words; without one, tags are text."""
+        """``parser`` reads markup and looks up words; without one, tags are text. ``cuts`` are made again."""
         # Items that have not begun, in order.
         self.waiting: deque[TextItem] = deque()
         # The segment that text is being added to.
@@ -124,9 +136,14 @@ class TextTrack:
         self._timeline = timeline
         self._dead_air = dead_air or DeadAirRule()
         self._pace = TextPace()
-        self._unread: deque[str | FlushItem | EndItem] = deque()
+        self._unread: deque[str | FlushItem | EndItem | CutItem] = deque()
         # Characters already read of the first waiting text.
         self._num_chars_read = 0
+        # Early closes so far, and those to be made again.
+        self.cuts: list[EarlyCut] = []
+        self._cuts_to_make = deque(cuts)
+        # What was read of the text.
+        self._position = EarlyCut(0, 0)
         self._gather_next = False
         self._segmenter = Segmenter(segmenter)
         self._words: WordBuffer | IncrementalNormalizer = IncrementalNormalizer() if normalize else WordBuffer()
@@ -147,6 +164,10 @@ class TextTrack:
         return self.closed and not self._unread and self._items is None and not self.waiting
 
     @property
+    def has_cuts_to_make(self) -> bool:
+        return bool(self._cuts_to_make)
+
+    @property
     def wants_text(self) -> bool:
         """There is unread text, and not enough of what was read waits to be spoken."""
         has_unread = bool(self._unread) or self._items is not None
@@ -158,15 +179,14 @@ class TextTrack:
 
     def push(self, text: str, now_s: float) -> None:
         self._pace.record(text, now_s)
-        self.num_text_chars += len(text)
         self._timeline.append_text(text)
-        if text:
-            self._unread.append(text)
+        self._append(text)
 
     def flush(self) -> int:
         item = FlushItem(self.num_flushes)
         self.num_flushes += 1
         self._unread.append(item)
+        self._append("")
         return item.flush
 
     def end(self) -> None:
@@ -200,6 +220,7 @@ class TextTrack:
     def close_early(self) -> None:
         """End the open segment with what it has; what comes next gathers into another."""
         self._gather_next = True
+        self.cuts.append(self._position)
         self._apply(self._segmenter.flush())
 
     def is_ready(self, segment: TextSegment, left_ms: float, now_s: float) -> bool:
@@ -243,6 +264,21 @@ class TextTrack:
             return now_s
         return self._dead_air.begin_next_s(segment.stats, left_ms, now_s)
 
+    def _append(self, text: str) -> None:
+        """Append text, and the cuts up to its end."""
+        cuts = self._cuts_to_make
+        while cuts and cuts[0].num_flushes == self.num_flushes and cuts[0].num_chars <= self.num_text_chars + len(text):
+            num_chars = max(cuts.popleft().num_chars - self.num_text_chars, 0)
+            self._append_piece(text[:num_chars])
+            self._unread.append(CutItem())
+            text = text[num_chars:]
+        self._append_piece(text)
+
+    def _append_piece(self, text: str) -> None:
+        self.num_text_chars += len(text)
+        if text:
+            self._unread.append(text)
+
     def _pop_text(self, max_chars: int) -> str:
         """Short texts in a row are read as one."""
         texts: list[str] = []
@@ -254,11 +290,16 @@ class TextTrack:
             if self._num_chars_read == len(text):
                 self._unread.popleft()
                 self._num_chars_read = 0
+        self._position = EarlyCut(self._position.num_chars + num_chars, self._position.num_flushes)
         return "".join(texts)
 
-    def _apply_mark(self, mark: str | FlushItem | EndItem) -> None:
+    def _apply_mark(self, mark: str | FlushItem | EndItem | CutItem) -> None:
+        if isinstance(mark, CutItem):
+            self.close_early()
+            return
         self._end_run()
         if isinstance(mark, FlushItem):
+            self._position = EarlyCut(self._position.num_chars, self._position.num_flushes + 1)
             self.waiting.append(mark)
 
     def _read_markup(self, markup: _MarkupReader, max_chars: int) -> int:
@@ -342,9 +383,12 @@ class TextTrack:
             self.waiting.extend(self._timeline.withdraw_marks(segment.spoken))
 
 
-def _items_of(mark: str | FlushItem | EndItem, parser: MarkupParser) -> Iterator[MarkupItem | FlushItem | EndItem]:
+def _items_of(
+    mark: str | FlushItem | EndItem | CutItem, parser: MarkupParser
+) -> Iterator[MarkupItem | FlushItem | EndItem]:
     """Return what a parser holds at a flush or at the end, and then the mark."""
-    assert not isinstance(mark, str)
+    # Responses with markup have no checkpoints, so no cut is made again.
+    assert not isinstance(mark, str | CutItem)
     return chain(parser.flush() if isinstance(mark, FlushItem) else parser.finish(), [mark])
 
 

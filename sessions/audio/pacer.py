@@ -94,6 +94,8 @@ class Pacer:
         self.handed_over_samples = sent_samples
         self._reported_samples = self._anchor_samples = played_samples
         self._anchor_s = now_s if sent_samples else math.inf
+        if sent_samples:
+            self._first_s = min(self._first_s, now_s - played_samples / self.sample_rate)
 
     def played_samples(self, now_s: float) -> int:
         return min(self._anchor_samples + self._elapsed(now_s - self._anchor_s), self.handed_over_samples)
