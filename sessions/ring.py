@@ -89,8 +89,9 @@ class PacketRing:
         self._sent: deque[SentEntry] | None = deque() if retains else None
         self._num_sent_bytes = 0
         self._popped_s = -math.inf
-        # Of audio that is made again: samples so far, and those that the reader has already.
-        self._num_made_again = self._num_samples_to_drop = 0
+        # Of audio that is made again: samples so far, those that the reader has, and of these the first that it does
+        # not get once more.
+        self._num_made_again = self._num_received = self._num_samples_to_drop = 0
         self._num_flushes_to_drop = 0
         # Samples of messages that have not been popped yet.
         self.waiting_samples = 0
@@ -131,7 +132,7 @@ class PacketRing:
         """Drop what a reader has received through another ring, which had the same audio from its beginning."""
         packet_samples = self._pacer.sample_rate * PACKET_MS // 1000
         next_sample = max(received_samples - preroll_samples, 0) // packet_samples * packet_samples
-        self.num_sent_samples = received_samples
+        self.num_sent_samples = self._num_received = received_samples
         self._num_samples_to_drop = next_sample
         if next_sample:
             self._pacer.rewind(next_sample, played_samples, now_s)
@@ -143,8 +144,12 @@ class PacketRing:
         return self._num_made_again < self._num_samples_to_drop
 
     def put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
-        if self.lacks_received:
-            packets = self._without_received(packets)
+        if self._num_made_again < self._num_received:
+            preroll, packets = self._drop_and_split(packets)
+            self._put(preroll, now_s, late_cause)
+        self._put(packets, now_s, late_cause)
+
+    def _put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
         for group in group_packets(packets, self._max_message_samples):
             num_samples = sum(packet.num_samples for packet in group)
             self._append(PacketGroup(tuple(group), num_samples, now_s, late_cause))
@@ -237,15 +242,17 @@ class PacketRing:
         sent.clear()
         self._num_sent_bytes = 0
 
-    def _without_received(self, packets: Iterable[AudioPacket]) -> Iterable[AudioPacket]:
-        lacking = []
+    def _drop_and_split(self, packets: Iterable[AudioPacket]) -> tuple[list[AudioPacket], list[AudioPacket]]:
+        """Return the packets that the reader gets once more, and those that it lacks: no message has both."""
+        preroll: list[AudioPacket] = []
+        lacking: list[AudioPacket] = []
         for packet in packets:
-            end_sample = self._num_made_again + packet.num_samples
-            if end_sample > self._num_samples_to_drop:
+            if self._num_made_again >= self._num_received:
                 lacking.append(packet)
-                continue
-            self._num_made_again = end_sample
-        return lacking
+            elif self._num_made_again >= self._num_samples_to_drop:
+                preroll.append(packet)
+            self._num_made_again += packet.num_samples
+        return preroll, lacking
 
     def _retain(self, entry: Entry, sent: deque[SentEntry]) -> None:
         start_sample = end_sample = self.next_sample

@@ -73,7 +73,7 @@ class Writer:
 
 
 @dataclass
-class Client:
+class ReplayClient:
     """What it has received from all gateways."""
 
     checkpoints: list[str] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Client:
         return Replay.from_checkpoints(self.checkpoints, 50_000, **position | changes)  # type: ignore[arg-type]
 
 
-class Gateway:
+class DyingGateway:
     def __init__(self, settings: SpeechSettings, script: FakeScript = SCRIPT) -> None:
         self.settings, self.engine = settings, RecordingEngine()
         self.engine.script = script
@@ -144,13 +144,13 @@ async def test_cut_reply_goes_on_with_the_same_samples(seed: int) -> None:
         checkpoints=True,
         speed=chance.choice([1.0, 1.0, 1.3]),
     )
-    writer, client = Writer.from_seed(chance), Client()
+    writer, client = Writer.from_seed(chance), ReplayClient()
     replay: Replay | None = None
     is_over = False
     while not is_over:
         life_s = chance.choice([chance.uniform(0, 12), 1e6])
         script = replace(SCRIPT, chunk_frames=chance.choice([1, 3]), real_time_factor=chance.choice([0.05, 0.3]))
-        gateway = Gateway(settings, script)
+        gateway = DyingGateway(settings, script)
         record = await gateway.speak(writer, replay, life_s)
         is_over = record.done.status is ResponseStatus.COMPLETED
         num_events = len(record.events) if is_over else chance.randint(0, len(record.events) - 1)
@@ -164,8 +164,8 @@ async def test_cut_reply_goes_on_with_the_same_samples(seed: int) -> None:
     assert client.words == writer.text.split()
     assert [flush.flush for flush in client.flushes] == list(range(sum(not text for _, text in writer.steps)))
     # Made from the checkpoints alone, it is the same from its first sample on.
-    whole = Client()
-    again = await Gateway(settings).speak(
+    whole = ReplayClient()
+    again = await DyingGateway(settings).speak(
         replace(writer, num_done=len(writer.steps)), client.replay(received_samples=0)
     )
     whole.receive(again, len(again.events))
@@ -178,8 +178,11 @@ async def test_cut_reply_goes_on_with_the_same_samples(seed: int) -> None:
 async def test_received_and_heard_audio_count_after_the_cut(encoding: Encoding) -> None:
     """The lead is kept, and heard text follows the position of the listener."""
     settings = SpeechSettings(format=AudioFormat(encoding=encoding, sample_rate=24_000), checkpoints=True)
-    writer, client = Writer([(0.0, "one two three four five six seven eight nine ten eleven twelve. " * 3)]), Client()
-    record = await Gateway(settings).speak(writer, for_s=4.0)
+    writer, client = (
+        Writer([(0.0, "one two three four five six seven eight nine ten eleven twelve. " * 3)]),
+        ReplayClient(),
+    )
+    record = await DyingGateway(settings).speak(writer, for_s=4.0)
     client.receive(record, len(record.events) - 1)
     assert 5.5 < client.num_samples / 24_000 < 6.5
     heard = []
@@ -199,7 +202,7 @@ async def speaking(
     settings: SpeechSettings, writer: Writer, replay: Replay | None
 ) -> AsyncIterator[tuple[Response, ResponseRecord]]:
     """A response that is cancelled in the context."""
-    gateway = Gateway(settings)
+    gateway = DyingGateway(settings)
     await gateway.engine.start()
     registry = SessionRegistry(gateway.engine, LIMITS, make_aligner=UniformAligner)
     response = registry.create().create_response(settings=settings, replay=replay)
@@ -245,16 +248,16 @@ def test_forged_checkpoints_are_refused(checkpoints: list[str], found: str) -> N
 async def test_position_behind_the_end_fails_the_response() -> None:
     settings = SpeechSettings(format=FORMATS[0], checkpoints=True)
     writer = Writer([(0.0, "one two three.")])
-    record = await Gateway(settings).speak(writer, Replay(received_samples=10**6))
+    record = await DyingGateway(settings).speak(writer, Replay(received_samples=10**6))
     assert record.done.error is not None
     assert record.done.error.param == "received_samples"
 
 
 async def test_checkpoints_of_another_text_end_in_one_terminal_event() -> None:
     """A lie changes no more than the liar's own sound."""
-    settings, client = SpeechSettings(format=FORMATS[0], checkpoints=True), Client()
-    record = await Gateway(settings).speak(Writer([(0.0, "one two three. Four five six. Seven.")]))
+    settings, client = SpeechSettings(format=FORMATS[0], checkpoints=True), ReplayClient()
+    record = await DyingGateway(settings).speak(Writer([(0.0, "one two three. Four five six. Seven.")]))
     client.receive(record, len(record.events))
     for text in ("x", "a much longer text. " * 9):
-        other = await Gateway(settings).speak(Writer([(0.0, text)]), client.replay(received_samples=0))
+        other = await DyingGateway(settings).speak(Writer([(0.0, text)]), client.replay(received_samples=0))
         assert other.done.status is ResponseStatus.COMPLETED
