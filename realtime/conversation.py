@@ -15,13 +15,15 @@ from realtime.protocol import events as ev
 from realtime.protocol import model
 from realtime.protocol.native import SUBPROTOCOL
 from realtime.server import SpeechServer
-from realtime.setting_mapping import speech_settings, wire_settings
+from realtime.setting_mapping import speech_settings, wire_settings, with_seed
 from realtime.version import VERSION
 from sessions.alignment.word_times import WordTime
+from sessions.checkpoint import Replay
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import LimitExceeded, SessionClosed, SessionError
 from sessions.events import (
+    CheckpointAdded,
     FlushCompleted,
     MarkReached,
     MarkupWarned,
@@ -187,16 +189,26 @@ class Conversation:
     def _create(self, intent: model.CreateResponse) -> list[model.DialectEvent]:
         try:
             self.check_can_start()
-            settings = self._settings_over_session(intent.settings)
+            settings = with_seed(self._settings_over_session(intent.settings))
+            replay = self._replay(intent.resync)
             response = self.session.create_response(
-                intent.context, settings=settings, text=intent.text, text_closed=intent.last
+                intent.context, settings=settings, text=intent.text, text_closed=intent.last, replay=replay
             )
         except SpeechError as error:
             return [_failed(intent.context, error)]
         context = ContextState(intent.context, settings, now_s(), ended=intent.last)
         self._open[intent.context] = context
         self._speak(context, response)
-        return [model.ResponseOpened(intent.context, _audio_format(response), wire_settings(settings))]
+        num_lacking = 0 if replay is None else max(replay.received_samples - response.next_sample, 0)
+        audio, wire = _audio_format(response), wire_settings(settings)
+        return [model.ResponseOpened(intent.context, audio, wire, response.next_sample, num_lacking)]
+
+    def _replay(self, given: ev.Resync | None) -> Replay | None:
+        """Raises ``InvalidRequest``."""
+        if given is None:
+            return None
+        position = {name: getattr(given, name) for name in ev.Resync.__struct_fields__ if name != "checkpoints"}
+        return Replay.from_checkpoints(given.checkpoints, self.config.limits.max_response_chars, **position)
 
     def suspend(self) -> None:
         """Stop the playback clock of every response: the connection is lost."""
@@ -238,6 +250,7 @@ class Conversation:
         return model.ResumedContext(
             position.response_id,
             _audio_format(response),
+            wire_settings(context.settings),
             response.num_text_chars,
             response.num_flushes,
             response.next_sample,
@@ -421,6 +434,8 @@ def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent)
             )
         case ResponseWordTimes():
             return model.ContextWords(context_id, tuple(_timed(word) for word in event.words))
+        case CheckpointAdded():
+            return model.ContextCheckpoint(context_id, event.index, event.data)
         case FlushCompleted():
             return model.ContextFlushed(context_id, ms(event.end_sample), event.flush, event.end_sample)
         case MarkReached():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,6 +16,11 @@ from sessions.errors import UnsupportedFormat
 
 # Encodings of the native wire and their sample rates where a client names none.
 NATURAL_RATES = {Encoding.OPUS: 24_000, Encoding.PCM_S16LE: 24_000, Encoding.MULAW: 8_000, Encoding.ALAW: 8_000}
+
+# Larger integers are rounded in JavaScript.
+MAX_JSON_INT_BITS = 53
+# Fields with the same name and meaning in both.
+SAME_FIELDS = ("voice", "language", "instruct", "speed", "word_times", "checkpoints", "max_frames", "chunk_frames")
 
 
 def default_settings(defaults: SpeechDefaults) -> SpeechSettings:
@@ -37,7 +43,7 @@ def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, defaul
     seed = {} if given.seed is None else {"seed": given.seed}
     return replace(
         base,
-        **_given(given, "voice", "language", "instruct", "speed", "word_times", "max_frames", "chunk_frames"),
+        **_given(given, *SAME_FIELDS),
         lexicon_names=base.lexicon_names if given.lexicons is None else given.lexicons,
         markup=base.markup if given.markup is None else Markup(given.markup),
         layout=base.layout if given.text_layout is None else TextLayout(given.text_layout),
@@ -45,6 +51,14 @@ def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, defaul
         lead_ms=_lead_ms(given, base.lead_ms, default_lead_ms),
         sampling=msgspec.structs.replace(base.sampling, **seed, **_given(given.sampling)),
     )
+
+
+def with_seed(speech: SpeechSettings) -> SpeechSettings:
+    """Draw the seed of a response with checkpoints, which must be known to speak it again."""
+    if not speech.checkpoints or speech.sampling.seed is not None:
+        return speech
+    seed = secrets.randbits(MAX_JSON_INT_BITS)
+    return replace(speech, sampling=msgspec.structs.replace(speech.sampling, seed=seed))
 
 
 def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
@@ -58,6 +72,7 @@ def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
         pace="burst" if speech.lead_ms is None else "lead",
         lead_ms=speech.lead_ms,
         word_times=speech.word_times or None,
+        checkpoints=speech.checkpoints or None,
         speed=None if speech.speed == 1.0 else speech.speed,
         markup="ssml" if speech.markup is Markup.SSML else None,
         lexicons=speech.lexicon_names or None,

@@ -56,6 +56,7 @@ class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     lead_ms: int | None = None
     # True to receive ``response.words``.
     word_times: bool | None = None
+    checkpoints: bool | None = None
     speed: float | None = None
     # ``ssml``: tags in the text control speech.
     markup: MarkupKind | None = None
@@ -100,6 +101,19 @@ class SessionResume(ClientEventBase, tag="session.resume", frozen=True):
     responses: Annotated[tuple[ResumePosition, ...], Meta(max_length=MAX_RESUMED_RESPONSES)] = ()
 
 
+class Resync(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a client has of a response whose session is lost."""
+
+    # The data of all ``response.checkpoint``, in order.
+    checkpoints: tuple[str, ...] = ()
+    # As in ``ResumePosition``.
+    received_samples: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+    played_ms: float | None = None
+    # Numbers of ``text.flushed``, and of words in ``response.words``.
+    received_flushes: Annotated[int, Meta(ge=0)] = 0
+    received_words: Annotated[int, Meta(ge=0)] = 0
+
+
 class ResponseCreate(ClientEventBase, tag="response.create", frozen=True):
     # Id chosen by the client, so that text may follow at once; by default the server generates one.
     response_id: Id | None = None
@@ -107,6 +121,8 @@ class ResponseCreate(ClientEventBase, tag="response.create", frozen=True):
     text: str = ""
     # True if ``text`` is the whole text; the engine then has all of it before it speaks.
     end: bool = False
+    # Goes on with a response of a lost session, with the settings of its ``response.created`` and all of its text.
+    resync: Resync | None = None
 
 
 class TextAppend(ClientEventBase, tag="text.append", frozen=True):
@@ -182,6 +198,8 @@ class ResumedResponse(Struct, frozen=True, kw_only=True):
     state: str
     response: int | None = None
     format: ResponseAudioFormat | None = None
+    # As in ``response.created``, which the client may lack.
+    settings: NativeSpeechSettings | None = None
     # Text and flushes received; later ones are lost.
     received_chars: int = 0
     received_flushes: int = 0
@@ -206,13 +224,26 @@ class SessionUpdated(ServerEventBase, tag="session.updated", frozen=True):
     settings: NativeSpeechSettings
 
 
-class ResponseCreated(ServerEventBase, tag="response.created", frozen=True):
+class ResponseCreated(ServerEventBase, tag="response.created", frozen=True, omit_defaults=True):
     response_id: str
     # The number that stands for this response in audio messages.
     response: int
     format: ResponseAudioFormat
     # All settings of this response.
     settings: NativeSpeechSettings
+    # After a resync, as in ``ResumedResponse``.
+    next_sample: int = 0
+    discard_samples: int = 0
+
+
+class ResponseCheckpoint(ServerEventBase, tag="response.checkpoint", frozen=True):
+    """With the setting ``checkpoints``: what ``Resync`` needs to make the audio that follows again."""
+
+    response_id: str
+    # 0, 1, 2 ... over the checkpoints of the response.
+    index: int
+    # Opaque.
+    data: str
 
 
 class TextFlushed(ServerEventBase, tag="text.flushed", frozen=True):
@@ -354,6 +385,7 @@ ServerEvent = (
     | SessionUpdated
     | SessionResumed
     | ResponseCreated
+    | ResponseCheckpoint
     | ResponseWords
     | ResponseMark
     | ResponseWarning

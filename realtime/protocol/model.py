@@ -21,6 +21,7 @@ from realtime.protocol.events import (
     NativeSpeechSettings,
     ResponseAudioFormat,
     ResumePosition,
+    Resync,
     SessionCreated,
     SessionUpdated,
     Status,
@@ -124,6 +125,8 @@ class CreateResponse:
     settings: NativeSpeechSettings
     text: str = ""
     last: bool = False
+    # Of a response that another gateway began.
+    resync: Resync | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +272,9 @@ class ResponseOpened:
     format: ResponseAudioFormat
     # All settings of the response.
     settings: NativeSpeechSettings
+    # As in ``ResumedContext``.
+    next_sample: int = 0
+    discard_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +283,7 @@ class ResumedContext:
 
     context: str
     format: ResponseAudioFormat | None = None
+    settings: NativeSpeechSettings | None = None
     received_chars: int = 0
     received_flushes: int = 0
     next_sample: int = 0
@@ -337,6 +344,15 @@ class ContextWords:
 
     context: str
     words: tuple[TimedWord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCheckpoint:
+    """What another gateway would need to go on with the context. Only with ``NativeSpeechSettings.checkpoints``."""
+
+    context: str
+    index: int
+    data: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +450,7 @@ DialectEvent = (
     | ResponseOpened
     | ContextAudio
     | ContextWords
+    | ContextCheckpoint
     | ContextFlushed
     | ContextMark
     | ContextWarning

@@ -86,7 +86,7 @@ class NativeDialect(Dialect):
     def _commands(self, event: ev.ClientEvent) -> Iterator[model.DialectCommand]:
         match event:
             case ev.ResponseCreate(response_id=str() as response_id):
-                yield model.CreateResponse(response_id, event.settings, event.text, event.end)
+                yield model.CreateResponse(response_id, event.settings, event.text, event.end, event.resync)
             case ev.TextAppend(at=int() as at):
                 yield model.AppendTextAt(event.response_id, event.text, at=at)
             case ev.TextAppend():
@@ -135,10 +135,19 @@ class NativeDialect(Dialect):
 
     def _events(self, event: model.DialectEvent) -> Iterator[ev.ServerEvent]:
         match event:
-            case model.ResponseOpened(context=context, format=audio, settings=settings):
+            case model.ResponseOpened(context=context, format=audio):
                 number = next(self._numbers)
                 self._responses[context] = OpenResponse(number, KINDS[audio.encoding])
-                yield ev.ResponseCreated(response_id=context, response=number, format=audio, settings=settings)
+                yield ev.ResponseCreated(
+                    response_id=context,
+                    response=number,
+                    format=audio,
+                    settings=event.settings,
+                    next_sample=event.next_sample,
+                    discard_samples=event.discard_samples,
+                )
+            case model.ContextCheckpoint():
+                yield ev.ResponseCheckpoint(response_id=event.context, index=event.index, data=event.data)
             case model.ContextWords():
                 yield ev.ResponseWords(response_id=event.context, words=tuple(map(_word, event.words)))
             case model.ContextFlushed():
@@ -175,6 +184,7 @@ class NativeDialect(Dialect):
             state=self._states.response_state(resumed.context),
             response=self._responses[resumed.context].number,
             format=resumed.format,
+            settings=resumed.settings,
             received_chars=resumed.received_chars,
             received_flushes=resumed.received_flushes,
             next_sample=resumed.next_sample,
