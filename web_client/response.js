@@ -36,8 +36,13 @@ import { WordTimes } from "./word_times.js";
 export class SpokenResponse extends Emitter {
   text = "";
   text_ended = false;
-  /** Number of flushes asked for. */
-  num_flushes = 0;
+  /** Flushes asked for: places in the text, in characters. @type {number[]} */
+  #flushes = [];
+  /** For a server that lacks its session. @type {import("./protocol/events.js").Settings | null} */
+  #settings = null;
+  /** @type {string[]} */
+  #checkpoints = [];
+  #num_flushed = 0;
   /** @type {Status} */
   status = "speaking";
   /** True after the end of playback. */
@@ -100,7 +105,7 @@ export class SpokenResponse extends Emitter {
     this.#append(this.#whole.close());
     this.#final_ms ??= performance.now();
     this.underruns.sent();
-    this.num_flushes += 1;
+    this.#flushes.push([...this.text].length);
     this.#sendIfActive({ type: "text.flush", response_id: this.id });
   }
 
@@ -162,7 +167,9 @@ export class SpokenResponse extends Emitter {
   /** @param {import("./protocol/events.js").ServerEvent | AudioMessage} event of this response */
   receive(event) {
     if (!("type" in event)) this.#receiveAudio(event);
-    else if (event.type === "response.created") this.#open(event.format);
+    else if (event.type === "response.created") this.#open(event);
+    else if (event.type === "response.checkpoint") this.#checkpoints.splice(event.index, Infinity, event.data);
+    else if (event.type === "text.flushed") this.#num_flushed = event.flush + 1;
     else if (event.type === "response.words") this.word_times.add(event.words);
     else if (event.type === "response.done") this.#end(event);
     else if (event.type === "response.heard") this.#emitHeardText(event.heard);
@@ -191,15 +198,39 @@ export class SpokenResponse extends Emitter {
    * @param {import("./protocol/events.js").ResumedResponse} resumed
    */
   resume(resumed) {
-    if (this.reception === null && resumed.format !== null) this.#open(resumed.format);
-    if (resumed.state === "open") {
-      const text = [...this.text].slice(resumed.received_chars).join("");
-      if (text) this.#send({ type: "text.append", response_id: this.id, text, at: resumed.received_chars });
-      for (let sent = resumed.received_flushes; sent < this.num_flushes; sent += 1)
-        this.#send({ type: "text.flush", response_id: this.id });
-      if (this.text_ended) this.#send({ type: "text.end", response_id: this.id });
-    }
+    if (resumed.format !== null) this.#open(resumed);
+    if (resumed.state === "open") this.#sendAgain(resumed.received_chars, resumed.received_flushes);
     if (this.interrupted) this.#send({ type: "response.cancel", response_id: this.id, played_ms: this.played_ms });
+  }
+
+  /** Whether it can go on at a server that lacks its session. */
+  get can_resync() {
+    return !this.interrupted && (this.#checkpoints.length > 0 || this.position.received_samples === 0);
+  }
+
+  /** Go on at such a server. @param {import("./protocol/events.js").Settings} settings unless the former one told */
+  resync(settings) {
+    const { response_id, ...position } = this.position;
+    const received = { received_flushes: this.#num_flushed, received_words: this.word_times.words.length };
+    this.#send({
+      type: "response.create",
+      response_id,
+      settings: this.#settings ?? settings,
+      resync: { checkpoints: this.#checkpoints, ...position, ...received },
+    });
+    this.#sendAgain(0, 0);
+  }
+
+  /** @param {number} num_chars @param {number} num_flushes that the server has */
+  #sendAgain(num_chars, num_flushes) {
+    const chars = [...this.text];
+    for (const place of [...this.#flushes.slice(num_flushes), null]) {
+      const text = chars.slice(num_chars, place ?? chars.length).join("");
+      if (text) this.#send({ type: "text.append", response_id: this.id, text, at: num_chars });
+      num_chars = Math.max(num_chars, place ?? 0);
+      if (place !== null) this.#send({ type: "text.flush", response_id: this.id });
+    }
+    if (this.text_ended) this.#send({ type: "text.end", response_id: this.id });
   }
 
   /** @param {string} text */
@@ -219,8 +250,10 @@ export class SpokenResponse extends Emitter {
     if (this.text_ended) throw new Error("the text of this response has ended");
   }
 
-  /** @param {import("./protocol/events.js").ActualFormat} format */
-  #open(format) {
+  /** @param {import("./protocol/events.js").ResponseCreated | import("./protocol/events.js").ResumedResponse} told */
+  #open({ format, settings }) {
+    this.#settings = settings ?? this.#settings;
+    if (this.reception !== null || format === null) return; // the decoder goes on
     this.reception = new ResponseReceiver(format, this.opus, this.#rate, (pcm) => this.#play(pcm));
   }
 

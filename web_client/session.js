@@ -136,14 +136,18 @@ export class VoicewireSession extends Emitter {
 
   /** @param {SpokenResponse} response */
   #create(response) {
-    const settings = this.#settings.get(response) ?? {};
     this.#send({
       type: "response.create",
       response_id: response.id,
-      ...(Object.keys(settings).length > 0 && { settings }),
+      settings: this.#settingsOf(response),
       ...(response.text && { text: response.text }),
       ...(response.text_ended && { end: true }),
     });
+  }
+
+  /** @param {SpokenResponse} response */
+  #settingsOf(response) {
+    return { checkpoints: true, ...this.#settings.get(response) };
   }
 
   /** Stop all responses and all playback. @returns {Promise<void>} */
@@ -205,8 +209,9 @@ export class VoicewireSession extends Emitter {
 
   /** @param {import("./connection.js").ConnectionEvents["state"]} change */
   #stateChanged(change) {
-    // The server's own close ends the session; one that was never received (1006) may be resumed.
-    const was_closed = /^closed_(?!1006)/.test(change.reason?.code ?? "");
+    // The server's own close ends the session. One that was never received (1006) may be resumed, and if the session's
+    // gateway is lost (1012), responses go on elsewhere.
+    const was_closed = /^closed_(?!1006|1012)/.test(change.reason?.code ?? "");
     const is_final = was_closed || change.state === "refused" || change.state === "closed";
     if (change.state === "open") this.#resuming = null;
     else if (is_final || this.#resumable === null) this.#failResponses();
@@ -216,14 +221,15 @@ export class VoicewireSession extends Emitter {
     this.emit("state", change);
   }
 
-  #failResponses() {
+  #failResponses(isLost = (/** @type {SpokenResponse} */ _) => true) {
     this.#numbers.clear();
     this.#resumable = this.#resuming = null;
     clearTimeout(this.#grace);
     this.#grace = undefined;
     const lost = { code: "connection_lost", message: "the connection was lost", param: null };
     for (const response of this.responses.values()) {
-      if (response.status === "speaking") response.fail({ ...lost, retryable: true, retry_after_ms: null });
+      if (response.status !== "speaking" || !isLost(response)) continue;
+      response.fail({ ...lost, retryable: true, retry_after_ms: null });
     }
   }
 
@@ -248,16 +254,24 @@ export class VoicewireSession extends Emitter {
       const responses = speaking.map((response) => response.position);
       return this.connection.send({ type: "session.resume", ...this.#resumable, responses });
     }
+    this.#keep(info);
+  }
+
+  /** @param {import("./protocol/events.js").SessionCreated} info of a new session */
+  #keep(info) {
     const { session_id, resume_token: token } = info;
     this.#resumable = info.resume_grace_s > 0 ? { session_id, token } : null;
     this.#ready(info);
   }
 
-  /** The former session is over. */
+  /** The former session is over: its responses go on in the new one. */
   #beginAnew() {
     const info = this.#resuming;
-    this.#failResponses();
-    if (info !== null) this.#begin(info);
+    this.#resuming = null;
+    const speaking = [...this.responses.values()].filter((response) => response.status === "speaking");
+    for (const response of speaking.filter((one) => one.can_resync)) response.resync(this.#settingsOf(response));
+    this.#failResponses((response) => !response.can_resync);
+    if (info !== null) this.#keep(info);
   }
 
   /** @param {import("./protocol/events.js").SessionResumed} event */

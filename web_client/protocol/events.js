@@ -90,6 +90,7 @@ const sampling = struct(
  * @property {"lead" | "burst"} [pace]
  * @property {number} [lead_ms]
  * @property {boolean} [word_times] send `response.words`
+ * @property {boolean} [checkpoints] send `response.checkpoint`
  * @property {number} [speed]
  * @property {"none" | "ssml"} [markup]
  * @property {string[]} [lexicons]
@@ -107,6 +108,7 @@ const settingFields = {
   pace: optional(orNull(oneOf("lead", "burst"))),
   lead_ms: optional(count),
   word_times: optional(orNull(flag)),
+  checkpoints: optional(orNull(flag)),
   speed: optional(orNull(number)),
   markup: optional(orNull(oneOf("none", "ssml"))),
   lexicons: optional(orNull(listOf(text))),
@@ -124,8 +126,10 @@ const settingsTold = struct(settingFields, LENIENT);
  * @typedef {{response_id: string, received_samples?: number, played_ms?: number | null}} ResumePosition
  * @typedef {{type: "session.resume", session_id: string, token: string, responses?: ResumePosition[]}} SessionResume
  * @typedef {{type: "session.close"}} SessionClose
- * @typedef {{type: "response.create", response_id?: string, settings?: Settings, text?: string, end?: boolean}
- *   } ResponseCreate
+ * @typedef {{checkpoints?: string[], received_samples?: number, played_ms?: number | null, received_flushes?: number,
+ *   received_words?: number}} Resync
+ * @typedef {{type: "response.create", response_id?: string, settings?: Settings, text?: string, end?: boolean,
+ *   resync?: Resync | null}} ResponseCreate
  * @typedef {{type: "text.append", response_id: string, text: string, at?: number | null}} TextAppend
  * @typedef {{type: "text.flush", response_id: string}} TextFlush
  * @typedef {{type: "text.end", response_id: string}} TextEnd
@@ -137,6 +141,17 @@ const settingsTold = struct(settingFields, LENIENT);
 
 const resumePosition = struct(
   { response_id: required(id), received_samples: optional(integer), played_ms: optional(orNull(number)) },
+  STRICT,
+);
+
+const resync = struct(
+  {
+    checkpoints: optional(listOf(text)),
+    received_samples: optional(integer),
+    played_ms: optional(orNull(number)),
+    received_flushes: optional(integer),
+    received_words: optional(integer),
+  },
   STRICT,
 );
 
@@ -154,6 +169,7 @@ export const CLIENT_EVENTS = {
     settings: optional(settings),
     text: optional(text),
     end: optional(flag),
+    resync: optional(orNull(resync)),
   },
   "text.append": { response_id: required(id), text: required(text), at: optional(orNull(integer)) },
   "text.flush": { response_id: required(id) },
@@ -223,12 +239,13 @@ const word = struct(
  *   server_version: string, model: string, voices: string[], languages: string[], settings: Settings, limits: Limits,
  *   resume_grace_s: number, resume_window_s: number}} SessionCreated
  * @typedef {{response_id: string, state: string, response: number | null, format: ActualFormat | null,
- *   received_chars: number, received_flushes: number, next_sample: number, discard_samples: number}} ResumedResponse
+ *   settings: Settings | null, received_chars: number, received_flushes: number, next_sample: number, discard_samples: number}} ResumedResponse
  * @typedef {{type: "session.resumed", session_id: string, token: string, grace_s: number, settings: Settings,
  *   responses: ResumedResponse[]}} SessionResumed
  * @typedef {{type: "session.updated", settings: Settings}} SessionUpdated
  * @typedef {{type: "response.created", response_id: string, response: number, format: ActualFormat,
- *   settings: Settings}} ResponseCreated
+ *   settings: Settings, next_sample?: number, discard_samples?: number}} ResponseCreated
+ * @typedef {{type: "response.checkpoint", response_id: string, index: number, data: string}} ResponseCheckpoint
  * @typedef {{text: string, raw_start: number, raw_end: number, start_ms: number, end_ms: number, segment: number}} Word
  * @typedef {{type: "response.words", response_id: string, words: Word[]}} ResponseWords
  * @typedef {{type: "response.mark", response_id: string, name: string, sample: number, time_ms: number}} ResponseMark
@@ -240,8 +257,8 @@ const word = struct(
  *   first_audio_ms: number | null, heard: HeardBody | null, error: ErrorBody | null}} ResponseDone
  * @typedef {{type: "response.heard", response_id: string, heard: HeardBody}} ResponseHeard
  * @typedef {ErrorBody & {type: "error", response_id: string | null}} ErrorEvent
- * @typedef {SessionCreated | SessionUpdated | SessionResumed | ResponseCreated | ResponseWords | ResponseMark |
- *   ResponseWarning | TextFlushed | ResponseDone | ResponseHeard | ErrorEvent} ServerEvent
+ * @typedef {SessionCreated | SessionUpdated | SessionResumed | ResponseCreated | ResponseCheckpoint | ResponseWords |
+ *   ResponseMark | ResponseWarning | TextFlushed | ResponseDone | ResponseHeard | ErrorEvent} ServerEvent
  */
 
 const resumedResponse = struct(
@@ -250,6 +267,7 @@ const resumedResponse = struct(
     state: required(text),
     response: optional(orNull(integer), null),
     format: optional(orNull(actualFormat), null),
+    settings: optional(orNull(settingsTold), null),
     received_chars: optional(integer, 0),
     received_flushes: optional(integer, 0),
     next_sample: optional(integer, 0),
@@ -286,7 +304,10 @@ export const SERVER_EVENTS = {
     response: required(integer),
     format: required(actualFormat),
     settings: required(settingsTold),
+    next_sample: optional(integer),
+    discard_samples: optional(integer),
   },
+  "response.checkpoint": { response_id: required(text), index: required(integer), data: required(text) },
   "response.words": { response_id: required(text), words: required(listOf(word)) },
   "response.mark": {
     response_id: required(text),

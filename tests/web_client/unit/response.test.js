@@ -31,3 +31,31 @@ test("half a character that stays alone is replaced", () => {
   assert.deepEqual(pieces, ["a\uFFFDb", "\uFFFD", "\uFFFD"]);
   assert.deepEqual(sent.map(({ type }) => type), ["text.append", "text.append", "text.flush", "text.append", "text.end"]);
 });
+
+
+test("a server that lacks the session gets all that is known", () => {
+  const { sent, response } = opened();
+  response.push(`One ${EMOJI}. `);
+  response.flush();
+  response.push("Two. ");
+  for (const [index, data] of ["a", "b", "x"].entries())
+    response.receive({ type: "response.checkpoint", response_id: "r", index, data });
+  response.receive({ type: "response.checkpoint", response_id: "r", index: 1, data: "c" });
+  response.receive({ type: "text.flushed", response_id: "r", flush: 0, end_sample: 5 });
+  assert.ok(response.can_resync);
+  sent.length = 0;
+  response.resync({ seed: 5 });
+  const { resync, ...created } = sent.shift();
+  assert.deepEqual(created, { type: "response.create", response_id: "r", settings: { seed: 5 } });
+  assert.deepEqual(resync, {
+    checkpoints: ["a", "c"],
+    received_samples: 0,
+    received_flushes: 1,
+    received_words: 0,
+  });
+  assert.deepEqual(sent, [
+    { type: "text.append", response_id: "r", text: `One ${EMOJI}. `, at: 0 },
+    { type: "text.flush", response_id: "r" },
+    { type: "text.append", response_id: "r", text: "Two. ", at: 7 },
+  ]);
+});
