@@ -1,7 +1,7 @@
 """A client for the native protocol in one file: text deltas in, PCM and word times out.
 
-One socket carries any number of turns. If it is lost, they go on over another one without a gap. The plug-ins for
-pipecat and LiveKit use this file.
+One socket carries any number of turns. If it or its server is lost, they go on over another one without a gap. The
+plug-ins for pipecat and LiveKit use this file.
 
     pip install aiohttp opuslib-next-bundled
     python native.py ws://127.0.0.1:8765 "Hello there, how are you?" hello.wav
@@ -105,6 +105,10 @@ class Turn:
         self._received_samples = 0
         # End of the received words in the text.
         self._received_chars = 0
+        # What a server that lacks the session needs: settings with the seed, checkpoints, numbers of words and flushes.
+        self._known_settings = settings
+        self._checkpoints: list[str] = []
+        self._num_words = self._words_end = self._num_flushed = 0
         self._is_lost = False
         self._over = asyncio.Event()
         self._answered = asyncio.Event()
@@ -156,6 +160,22 @@ class Turn:
         self._send("response.create", settings=self._settings)
         self.send_again(0, 0)
 
+    def resync(self) -> None:
+        """Go on at a server that lacks the session."""
+        position = {
+            "checkpoints": self._checkpoints,
+            "received_samples": self._received_samples,
+            "received_flushes": self._num_flushed,
+            "received_words": self._num_words,
+        }
+        self._send("response.create", settings=self._known_settings, resync=position)
+        self.send_again(0, 0)
+
+    @property
+    def can_resync(self) -> bool:
+        """Return whether the server has sent checkpoints."""
+        return bool(self._checkpoints) and not self.dropped
+
     def send_again(self, received_chars: int, received_flushes: int) -> None:
         """Send what the server lacks."""
         for place in [*self._flushes[received_flushes:], len(self._text)]:
@@ -188,6 +208,15 @@ class Turn:
             self._received_samples = start + self._num_samples(message)
         elif message["type"] == "response.created":
             self._encoding, self.sample_rate = message["format"]["encoding"], message["format"]["sample_rate"]
+            self._known_settings = message["settings"] or self._known_settings
+        elif message["type"] == "response.checkpoint":
+            self._checkpoints[message["index"] :] = [message["data"]]
+        elif message["type"] == "text.flushed":
+            self._num_flushed = message["flush"] + 1
+        elif message["type"] == "response.words":
+            for word in message["words"]:
+                self._num_words += word["raw_start"] >= self._words_end
+                self._words_end = max(word["raw_end"], self._words_end)
         elif self.over and message["type"] == "response.done":
             return
         if isinstance(message, dict) and message["type"] in ("response.done", "response.heard", "error"):
@@ -206,7 +235,7 @@ class Turn:
             match message["type"]:
                 case "response.created":
                     audio = message["format"]
-                    if audio["encoding"] == "opus":
+                    if audio["encoding"] == "opus" and self._decoder is None:
                         self._decoder = OpusDecoder(self.sample_rate, audio["pre_skip_samples"])
                 case "response.words":
                     for word in message["words"]:
@@ -248,7 +277,7 @@ class Voicewire:
         """``settings`` as in docs/reference/native-protocol.md: ``voice``, ``language``, ``seed``, ``lead_ms`` ..."""
         self._url = url.replace("http", "ws", 1).rstrip("/") + "/v1/speech?resume=true"
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._settings = {"word_times": True, **settings}
+        self._settings = {"word_times": True, "checkpoints": True, **settings}
         self._http: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._running: asyncio.Task[None] | None = None
@@ -362,17 +391,23 @@ class Voicewire:
             return await _receive(socket)
 
     def _go_on(self, socket: aiohttp.ClientWebSocketResponse, created: dict[str, Any], answer: dict[str, Any]) -> None:
-        """Send again what the server lacks. Turns that it does not know begin anew, or fail if they have sounded."""
+        """Send again what the server lacks.
+
+        Turns that it does not know go on from their checkpoints, begin anew, or fail if they have sounded."""
         while not self._outgoing.empty():
             self._outgoing.get_nowait()
         is_resumed = answer["type"] == "session.resumed"
         self._use(socket, self._session_id if is_resumed else created["session_id"], answer if is_resumed else created)
         self._is_ready = True
         known = {one["response_id"]: one for one in answer["responses"]} if is_resumed else {}
+        if not is_resumed:
+            self._numbers.clear()
         for turn in self._active_turns:
             resumed = known.get(turn.response_id)
             if resumed is not None and resumed["response"] is not None:
                 self._resume_turn(turn, resumed)
+            elif turn.has_sounded and turn.can_resync:
+                turn.resync()
             elif turn.has_sounded or turn.dropped:
                 self._fail_turns([turn])
             else:
