@@ -23,6 +23,8 @@ from engine.runtime.codec_stage import CodecStage, RunningCall
 DUMMY_SLOT = 0
 # Of one recording in one round, so that running rows never wait for all of it.
 SLICE_FRAMES = 32
+# Slots that decode known frames in one round, the oldest first: many clients of a dead gateway come at once.
+MAX_REPLAYS = 2
 # Sets of host buffers for calls in flight: two rounds of a crowd. To make one more stops the device.
 NUM_RESULTS = 16
 
@@ -63,6 +65,8 @@ class EagerCodec:
         self.frames: dict[int, list[Sequence[int]]] = {}
         self.jobs: dict[int, PrimingJob] = {}
         self.errors: dict[int, str] = {}
+        # By slot, frames of a replay that were not decoded yet.
+        self.replays: dict[int, int] = {}
         # Decoder states behind the last references.
         self.references: LruCache[tuple[Tensor, Tensor]] = LruCache(max_cached_references)
 
@@ -88,6 +92,7 @@ class EagerCodec:
         del self.frames[slot]
         self.jobs.pop(slot, None)
         self.errors.pop(slot, None)
+        self.replays.pop(slot, None)
 
     def push(self, slot: int, codes: Sequence[int]) -> None:
         bad = [code for code in codes if not 0 <= code < self.num_codes]
@@ -98,6 +103,8 @@ class EagerCodec:
     def replay(self, slot: int, first: int, frames: Sequence[Sequence[int]]) -> Sequence[tuple[int, RunningCall]]:
         for codes in frames:
             self.push(slot, codes)
+        if frames:
+            self.replays[slot] = len(frames)
         return ()
 
     def launch(self, slots: Numbers, firsts: Numbers, num_frames: int) -> FinishedCall:
@@ -110,6 +117,8 @@ class EagerCodec:
             pcm[[places[slot] for slot in some]] = found.float().cpu().numpy()
             for slot in some:
                 del self.frames[slot][:num_frames]
+                if (num_left := self.replays.pop(slot, 0) - num_frames) > 0:
+                    self.replays = {slot: num_left} | self.replays
             return []
 
         isolate(decode, list(places), self._fail)
@@ -148,7 +157,7 @@ class EagerCodec:
             isolate(lambda _: self._advance_job(slot, job), [slot], self._fail)
             if slot in self.errors or job.num_done == len(job.reference.frames):
                 del self.jobs[slot]
-        return list(self.jobs)
+        return [*self.jobs, *list(self.replays)[MAX_REPLAYS:]]
 
     def _advance_job(self, slot: int, job: PrimingJob) -> list[None]:
         reference = job.reference

@@ -268,6 +268,28 @@ def test_a_recording_is_decoded_once_and_kept(codec: CodecDecoder, monkeypatch: 
     assert heard == [7]
 
 
+def test_replays_take_turns_and_delay_no_other_slot(codec: CodecDecoder) -> None:
+    """A live slot decodes a frame in each round; of the others two do, until all sound as decoded in one piece."""
+    stage = make_eager_stage(codec, 5, 0.0)
+    slots = [stage.reserve() for _ in range(5)]
+    replays, live = {slot: frames_of(20, slot) for slot in slots[1:]}, slots[0]
+    for slot, frames in replays.items():
+        assert stage.resume(slot, None, frames, 0) == 0
+        stage.finalize(slot)
+    heard: dict[int, list[Pcm]] = {slot: [] for slot in slots}
+    for code in range(12):
+        stage.feed(live, [code] * TINY["books"])
+        chunks = stage.step({}, {})
+        assert [chunk.slot for chunk in chunks].count(live) == 1
+        assert len(chunks) <= 1 + codec_runners.MAX_REPLAYS
+        for chunk in chunks:
+            heard[chunk.slot].append(chunk.pcm)
+    for slot, frames in replays.items():
+        np.testing.assert_allclose(np.concatenate(heard[slot]), offline(codec, frames), atol=TOLERANCE)
+        stage.release(slot)
+    assert not stage.codec.replays
+
+
 def test_slot_released_in_mid_recording_leaves_nothing(codec: CodecDecoder) -> None:
     stage = make_eager_stage(codec, 1, 0.0)
     slot = stage.reserve()
