@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.api import SpeechError
+from engine.errors import InvalidRequest
 from realtime.config import ServerConfig
 from realtime.errors import RequestRefused
 from realtime.option_resolver import OptionResolver
@@ -15,7 +16,7 @@ from realtime.protocol import events as ev
 from realtime.protocol import model
 from realtime.protocol.native import SUBPROTOCOL
 from realtime.server import SpeechServer
-from realtime.setting_mapping import speech_settings, wire_settings, with_seed
+from realtime.setting_mapping import can_replay, speech_settings, wire_settings, with_seed
 from realtime.version import VERSION
 from sessions.alignment.word_times import WordTime
 from sessions.checkpoint import Replay
@@ -190,7 +191,7 @@ class Conversation:
         try:
             self.check_can_start()
             settings = with_seed(self._settings_over_session(intent.settings))
-            replay = self._replay(intent.resync)
+            replay = self._replay(intent.resync, settings)
             response = self.session.create_response(
                 intent.context, settings=settings, text=intent.text, text_closed=intent.last, replay=replay
             )
@@ -203,10 +204,13 @@ class Conversation:
         audio, wire = _audio_format(response), wire_settings(settings)
         return [model.ResponseOpened(intent.context, audio, wire, response.next_sample, num_lacking)]
 
-    def _replay(self, given: ev.Resync | None) -> Replay | None:
+    def _replay(self, given: ev.Resync | None, settings: SpeechSettings) -> Replay | None:
         """Raises ``InvalidRequest``."""
         if given is None:
             return None
+        # Nothing was received of one that begins anew.
+        if (given.checkpoints or given.received_samples) and not can_replay(settings):
+            raise InvalidRequest("a response with markup or lexicons cannot be resynced", "resync")
         position = {name: getattr(given, name) for name in ev.Resync.__struct_fields__ if name != "checkpoints"}
         return Replay.from_checkpoints(given.checkpoints, self.config.limits.max_response_chars, **position)
 

@@ -53,8 +53,17 @@ def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, defaul
     )
 
 
+def can_replay(speech: SpeechSettings) -> bool:
+    """Return whether a client's text and checkpoints are all that a response consists of."""
+    return speech.markup is Markup.NONE and not speech.lexicon_names
+
+
 def with_seed(speech: SpeechSettings) -> SpeechSettings:
-    """Draw the seed of a response with checkpoints, which must be known to speak it again."""
+    """Draw the seed of a response with checkpoints, which must be known to speak it again.
+
+    A response that cannot be replayed gets no checkpoints.
+    """
+    speech = replace(speech, checkpoints=speech.checkpoints and can_replay(speech))
     if not speech.checkpoints or speech.sampling.seed is not None:
         return speech
     seed = secrets.randbits(MAX_JSON_INT_BITS)

@@ -120,6 +120,7 @@ GOOD = Checkpoint(0, False, False, b"\0\0", ()).encode()
         ),
         ({"settings": {"voice": "of another key"}}, "unknown_voice", "voice"),
         ({"settings": {"seed": -1}}, "invalid_request", "seed"),
+        ({"settings": {"markup": "ssml"}, "checkpoints": [GOOD]}, "invalid_request", "resync"),
     ],
 )
 async def test_forged_resync_is_refused_and_the_session_lives_on(
@@ -139,6 +140,17 @@ async def test_forged_resync_is_refused_and_the_session_lives_on(
         assert events[-1].status == "completed"
         await client.aclose()
         await live.freed()
+
+
+async def test_marked_up_response_has_no_checkpoints() -> None:
+    async with live_server(FakeSpeechEngine(SCRIPT)) as live:
+        client = await open_session(live.url)
+        settings = ev.NativeSpeechSettings(checkpoints=True, markup="ssml")
+        await client.send(ev.ResponseCreate(response_id="r", settings=settings, text="Hello.", end=True))
+        events = [event async for event in until_done(client)]
+        assert [event.settings.checkpoints for event in events if isinstance(event, ev.ResponseCreated)] == [None]
+        assert not any(isinstance(event, ev.ResponseCheckpoint) for event in events)
+        await client.aclose()
 
 
 @pytest.mark.parametrize("field", ["received_samples", "received_flushes", "received_words"])
