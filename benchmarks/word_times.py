@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
+from benchmarks.phoneme_aligner import PhonemeAligner
 from benchmarks.speech_sources import TEACHERS, EngineSource, Setting, Task
 from sessions.alignment.aligner import Aligner, AlignerFactory, ForcedAligner
 from sessions.alignment.uniform_aligner import UniformAligner
@@ -125,7 +126,7 @@ def measure_engine(
     listener: Path, texts: list[str], teachers: list[TimedUtterance], make: AlignerFactory
 ) -> dict[str, object]:
 
-    forced = ForcedAligner(listener)
+    forced = PhonemeAligner(listener)
 
     def align(text: str, pcm: Pcm, rate_hz: int) -> Times | None:
         words = spoken_words(text)
