@@ -14,6 +14,7 @@ RETRYABLE_CODES = frozenset(
         "engine_error",
         "engine_dead",
         "engine_timeout",
+        "voices_unavailable",
         "bad_checkpoint",
     }
 )

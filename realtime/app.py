@@ -15,6 +15,7 @@ from engine.api import SpeechEngine, SpeechError
 from realtime.auth import load_authenticator
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.gateway_hub import HubClient
+from realtime.cluster.link import join_cluster
 from realtime.config import ServerConfig, load_config
 from realtime.engine_factory import make_server_engine
 from realtime.mqtt.bridge import MqttBridge
@@ -38,7 +39,7 @@ from realtime.transports.voice_routes import VOICE_ROUTES
 from realtime.transports.wyoming_server import WyomingServer
 from realtime.transports.xiaozhi_mqtt_server import XiaozhiMqttServer
 from realtime.transports.xiaozhi_routes import XiaozhiService, device_routes
-from sessions.admission import UsageCounters
+from sessions.admission import LocalUsageCounters, UsageCounters
 
 
 def create_app(
@@ -59,7 +60,9 @@ def create_app(
     config = load_config(environment=os.environ) if config is None else config
     if engine is None:
         engine = make_server_engine(config)
-    server = SpeechServer(config, engine, load_authenticator(config.auth), tally, gateway)
+    keys = load_authenticator(config.auth)
+    counters, voices, cluster = join_cluster(config, keys, tally or LocalUsageCounters())
+    server = SpeechServer(config, engine, keys, counters, gateway, voices)
     switchboard = CallRegistry(config.calls.max_queued_events)
     session_relay = SessionRelay(server, switchboard, None if exchange is None else exchange.parent)
     relay = HubClient(switchboard, exchange, config.calls.remote_command_timeout_s)
@@ -74,6 +77,7 @@ def create_app(
         await server.start()
         try:
             async with AsyncExitStack() as services:
+                await services.enter_async_context(cluster)
                 for service in (relay, session_relay, audiosocket, mqtt, wyoming, device_ports):
                     await services.enter_async_context(service.open())
                 yield

@@ -114,9 +114,13 @@ class Authenticator:
         return bool(self._keys)
 
     @property
+    def principals(self) -> list[Principal]:
+        """Return all possible callers."""
+        return [caller for _, caller in self._keys] or [LOCAL]
+
+    @property
     def key_names(self) -> list[str]:
-        """Return the key names of all possible callers."""
-        return [caller.name for _, caller in self._keys] or [LOCAL.name]
+        return [caller.name for caller in self.principals]
 
     def derive_secret(self, purpose: bytes) -> bytes:
         """Return a secret for another purpose than tokens of browsers; the same in every process with the same one."""

@@ -117,6 +117,7 @@ RULES: dict[str, ErrorRule] = {
     "draining": ErrorRule(K, 503, CloseCode.SERVICE_RESTART, "the server is about to stop; connect again"),
     "engine_timeout": ErrorRule(S, 504, None, "the engine made no sound for `engine_timeout_s`"),
     "engine_dead": ErrorRule(S, 503, None, "the engine stopped and is being restarted; replies that have begun go on"),
+    "voices_unavailable": ErrorRule(S, 503, None, "stored voices cannot be compared with other gateways; try again"),
     "engine_error": ErrorRule(S, 500, None, "the engine failed on this request"),
     "bad_checkpoint": ErrorRule(S, 500, None, "a model folder that cannot be served"),
     "session_error": ErrorRule(S, 500, None, "the session failed"),

@@ -37,6 +37,8 @@ class SharedUsageCounters:
     can be passed by one less than there are processes. Names that are not in the file are counted here alone.
     """
 
+    is_current = True
+
     def __init__(self, file: Path, names: Sequence[str], column: int) -> None:
         with file.open("r+b") as opened:
             self._cells = memoryview(mmap.mmap(opened.fileno(), 0)).cast("i")
@@ -62,6 +64,9 @@ class SharedUsageCounters:
             return self._others.total(name)
         start = row * self._num_columns
         return sum(self._cells[start : start + self._num_columns])
+
+    def places(self, name: str, limit: int) -> int:
+        return limit
 
     def clear(self) -> None:
         """Forget what a process that is gone has left in its column."""

@@ -53,6 +53,7 @@ GAUGES: dict[str, tuple[str, Literal["livesum", "livemin", "livemax", "livemostr
     "active_responses": ("Responses that are being spoken.", "livesum"),
     "resident_memory_bytes": ("Of all of the server's processes.", "livemostrecent"),
     "engine_alive": ("1 while the engine lives.", "livemin"),
+    "cluster_lease_current": ("1 while the leases of the cluster hold, and without a cluster.", "livemin"),
     "requests_running": ("Requests that the engine runs and that have text.", "livemax"),
     "requests_parked": ("Requests that wait for text.", "livemax"),
     "requests_waiting": ("Requests that wait for a place.", "livemax"),
@@ -83,6 +84,9 @@ class MetricsSource(Protocol):
 
     @property
     def is_healthy(self) -> bool: ...
+
+    @property
+    def has_current_lease(self) -> bool: ...
 
     @property
     def frame_s(self) -> float:
@@ -171,6 +175,7 @@ class ServerMetrics:
         yield "open_connections", self._server.num_connections
         yield "active_responses", self._server.num_active_responses
         yield "engine_alive", self._server.is_healthy
+        yield "cluster_lease_current", self._server.has_current_lease
         stats = self._server.engine_stats()
         if stats is None:
             return

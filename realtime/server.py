@@ -66,6 +66,7 @@ class SpeechServer:
         gatekeeper: Authenticator,
         tally: UsageCounters | None = None,
         gateway: int = 0,
+        voices: VoiceStore | None = None,
     ) -> None:
         """``gateway`` is the number of this process among those of the server."""
         self.config = config
@@ -74,7 +75,7 @@ class SpeechServer:
         self.gatekeeper = gatekeeper
         self.draining = False
         self.metrics = ServerMetrics(self)
-        self.voices = VoiceStore(
+        self.voices = voices or VoiceStore(
             voices_folder(config.voices.folder), config.voices.max_voices, config.voices.max_voices_per_key
         )
         self.lexicons = LexiconStore(voices_folder(config.voices.folder) / LEXICON_FOLDER)
@@ -139,6 +140,10 @@ class SpeechServer:
     @property
     def is_ready(self) -> bool:
         return self.is_healthy and not self.draining
+
+    @property
+    def has_current_lease(self) -> bool:
+        return self.tally.is_current
 
     @property
     def frame_s(self) -> float:
@@ -222,7 +227,7 @@ class SpeechServer:
         self._may_close.set()
 
     def _check(self, name: str, counter: str, limit: int, key: str = "") -> None:
-        while self.tally.total(counter) >= limit:
+        while self.tally.total(counter) >= self.tally.places(counter, limit):
             if self.resumption.evict(lambda state: key in ("", state.key_name)):
                 continue
             wait_ms = self.config.limits.retry_after_ms

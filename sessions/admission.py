@@ -31,14 +31,25 @@ def counter_names(key_names: Iterable[str]) -> list[str]:
 
 
 class UsageCounters(Protocol):
+    @property
+    def is_current(self) -> bool:
+        """Whether ``places`` are agreed upon with all that the same limits hold for."""
+        ...
+
     def add(self, name: str, by: int) -> None: ...
     def total(self, name: str) -> int:
         """Here, and wherever else the same limits hold."""
         ...
 
+    def places(self, name: str, limit: int) -> int:
+        """Return how many of a limit's places may be filled where ``total`` counts."""
+        ...
+
 
 class LocalUsageCounters:
     """Usage counters of one process."""
+
+    is_current = True
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -50,6 +61,9 @@ class LocalUsageCounters:
 
     def total(self, name: str) -> int:
         return self._counts[name]
+
+    def places(self, name: str, limit: int) -> int:
+        return limit
 
 
 class ResponseLimiter:
@@ -82,7 +96,7 @@ class ResponseLimiter:
         self._tally.add(key_counter(RESPONSES, key), by)
 
     def _check(self, name: str, counted: str, limit: int, key: str = "") -> None:
-        while self._tally.total(counted) >= limit:
+        while self._tally.total(counted) >= self._tally.places(counted, limit):
             if self._evict(lambda session: session.num_active_responses > 0 and key in ("", session.key)):
                 continue
             raise LimitExceeded(f"{name} is {limit}", retry_after_ms=self._limits.retry_after_ms)

@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 log = logging.getLogger("voicewire.voices")
 
 TEMP_SUFFIX = ".being-written"
 LOCK = ".lock"
+OWNER_PREFIX, SHARED_FOLDER = "key-", "shared"
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 MAX_WAIT_S = 10.0
 LOCK_RETRY_S = 0.005
@@ -40,7 +41,7 @@ class OwnedFiles:
         return self.folder_of(owner) / f"{name}{self._suffix}"
 
     def folder_of(self, owner: str) -> Path:
-        return self.folder / (f"key-{quote(owner, safe='')}" if owner else "shared")
+        return self.folder / (f"{OWNER_PREFIX}{quote(owner, safe='')}" if owner else SHARED_FOLDER)
 
     def list(self, folder: Path) -> list[os.DirEntry[str]]:
         """List the files of an owner's folder."""
@@ -52,6 +53,16 @@ class OwnedFiles:
         except OSError as error:  # speech goes on without
             warn_unreadable(folder.name, error)
             return []
+
+    def versions(self) -> dict[tuple[str, str], Version]:
+        """Return the version of each file by owner and name."""
+        try:
+            folders = [folder for folder in self.folder.iterdir() if folder.is_dir()]
+        except OSError:
+            return {}
+        files = [(_owner_of(folder), file) for folder in folders for file in self.list(folder)]
+        versions = {(owner, file.name.removesuffix(self._suffix)): version_of(Path(file)) for owner, file in files}
+        return {key: version for key, version in versions.items() if version is not None}
 
     def count_all(self) -> int:
         return sum(len(self.list(folder)) for folder in self.folder.iterdir() if folder.is_dir())
@@ -92,6 +103,11 @@ class OwnedFiles:
                 return False
             _sync_folder(path.parent)
         return True
+
+
+def _owner_of(folder: Path) -> str:
+    """Return the owner of a folder; shared files have none."""
+    return unquote(folder.name.removeprefix(OWNER_PREFIX)) if folder.name.startswith(OWNER_PREFIX) else ""
 
 
 def version_of(path: Path) -> Version | None:

@@ -13,22 +13,25 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import ray
 from msgspec import Struct
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from realtime.cluster.config import ClusterConfig
+from realtime.cluster.coordinator import Coordinator
 from realtime.cluster.door import DoorReplica
 from realtime.cluster.replica import Members, ProcessReplica, ReplicaSpec
 from realtime.cluster.scaling import Autoscaler, Kind, ReplicaStatus, plan
 from realtime.version import VERSION
+from sessions.voices.voice_file import voices_folder
 
 log = logging.getLogger("voicewire.cluster")
 
 CONTROLLER = "controller"
+COORDINATOR = "coordinator"
 KINDS: tuple[Kind, ...] = ("engine", "gateway", "door")
 INTERVAL_S = 0.5
 # Time without a report after which a replica counts as lost.
@@ -57,13 +60,44 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
         )
 
 
+class CoordinatorActor:
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+        self._coordinator: Coordinator | None = None
+
+    async def handle(self, message: bytes) -> bytes:
+        if self._coordinator is None:  # on the loop that it stays on
+            is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
+            self._coordinator = Coordinator(voices_folder(self._folder), is_restarted)
+        return await self._coordinator.handle(message)
+
+
+class CoordinatorCaller:
+    """Calls the coordinator of a cluster. Threads may share it."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._actor: Any = None
+
+    def __call__(self, message: bytes, timeout_s: float) -> bytes:
+        """Return the answer. Raises ``OSError``."""
+        try:
+            if self._actor is None:
+                self._actor = ray.get_actor(COORDINATOR, namespace=self._namespace)
+            return cast(bytes, ray.get(self._actor.handle.remote(message), timeout=timeout_s))
+        except (RayError, ValueError) as error:
+            if isinstance(error, ActorDiedError):
+                self._actor = None
+            raise OSError(f"the coordinator does not answer: {type(error).__name__}") from None
+
+
 class ReplicaActor:
     """One engine, gateway or door."""
 
-    def __init__(self, spec: bytes) -> None:
+    def __init__(self, spec: bytes, namespace: str) -> None:
         self._spec = msgspec.json.decode(spec, type=ReplicaSpec)
         kind = DoorReplica if self._spec.kind == "door" else ProcessReplica
-        self._replica = kind(self._spec, ray.util.get_node_ip_address())
+        self._replica = kind(self._spec, ray.util.get_node_ip_address(), CoordinatorCaller(namespace))
 
     def report(self, members: bytes) -> bytes:
         known = msgspec.json.decode(members, type=Members | None)
@@ -131,6 +165,7 @@ class Controller:
         return Autoscaler(minimum, maximum, self._config.target_utilization, self._config.scale_down_delay_s)
 
     def _run(self) -> None:
+        self._start_coordinator()
         self._adopt()
         while True:
             try:
@@ -141,6 +176,17 @@ class Controller:
             except Exception:  # the loop is all that keeps the cluster
                 log.exception("a step of the cluster's controller failed")
             time.sleep(INTERVAL_S)
+
+    def _start_coordinator(self) -> None:
+        ray.remote(CoordinatorActor).options(
+            name=COORDINATOR,
+            namespace=self._namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=0,
+            resources=HEAD_NODE,
+        ).remote(self._config.voices_folder)
 
     def _adopt(self) -> None:
         """Take over the replicas of an earlier controller. They keep what they know until all have reported."""
@@ -272,7 +318,7 @@ class Controller:
             **resources(self._config, kind),
         )
         self._members[name] = Member(
-            actor.remote(msgspec.json.encode(spec)),
+            actor.remote(msgspec.json.encode(spec), self._namespace),
             ReplicaStatus(name=name, kind=kind, generation=spec.generation),
         )
 
@@ -309,4 +355,4 @@ def file_digest(path: str | None) -> str:
 
 def replica_names(namespace: str) -> list[str]:
     named = ray.util.list_named_actors(all_namespaces=True)
-    return [one["name"] for one in named if one["namespace"] == namespace and one["name"] != CONTROLLER]
+    return [one["name"] for one in named if one["namespace"] == namespace and one["name"].partition("-")[0] in KINDS]

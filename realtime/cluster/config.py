@@ -25,7 +25,7 @@ Settings = Annotated[
 OWN_SETTINGS = frozenset(
     "listen.host listen.port listen.tls_certificate listen.tls_key listen.tls_port listen.tls_host"
     " listen.drain_timeout_s engine.model engine.addresses engine.tls_certificate engine.tls_key engine.tls_ca"
-    " auth.keys_file".split()
+    " auth.keys_file voices.folder".split()
 )
 
 
@@ -84,6 +84,9 @@ class ClusterConfig(Struct, frozen=True, kw_only=True):
     keys_file: Annotated[str | None, Meta(description="As `auth.keys_file`; at the same path on each machine.")] = None
     token_secret_file: Annotated[
         str | None, Meta(description="File with the secret of browser tokens; needed with `keys_file`.")
+    ] = None
+    voices_folder: Annotated[
+        str | None, Meta(description="Folder of stored voices on the head node; by default that of `voices.folder`.")
     ] = None
     target_utilization: Annotated[float, Meta(gt=0, le=1, description="Share of used places to aim at.")] = 0.7
     scale_down_delay_s: Annotated[

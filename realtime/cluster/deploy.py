@@ -11,7 +11,15 @@ import msgspec
 import ray
 from ray.exceptions import RayError
 
-from realtime.cluster.actors import CALL_TIMEOUT_S, CONTROLLER, HEAD_NODE, ClusterStatus, Controller, replica_names
+from realtime.cluster.actors import (
+    CALL_TIMEOUT_S,
+    CONTROLLER,
+    COORDINATOR,
+    HEAD_NODE,
+    ClusterStatus,
+    Controller,
+    replica_names,
+)
 from realtime.cluster.config import ClusterConfig
 
 POLL_S = 0.5
@@ -73,10 +81,11 @@ def call(method: Any) -> bytes:
 
 
 def check_change(former: ClusterConfig, config: ClusterConfig) -> None:
-    """Refuse engines that would speak otherwise: a gateway accepts no engine that differs from its others."""
+    """Refuse other voices, and engines that would speak otherwise: a gateway accepts none that differs."""
     changes = {
         "model": (former.model, config.model),
         "engine.settings": (former.engine.settings, config.engine.settings),
+        "voices_folder": (former.voices_folder, config.voices_folder),
     }
     for name, (before, after) in changes.items():
         if before != after:
@@ -93,6 +102,8 @@ def down(name: str, timeout_s: float) -> None:
     call(controller.stop)
     wait_until(lambda: not replica_names(name), timeout_s, "replicas still drain")
     ray.kill(controller)
+    if (coordinator := find_actor(COORDINATOR, name)) is not None:
+        ray.kill(coordinator)
 
 
 def wait_until_ready(name: str, timeout_s: float) -> ClusterStatus:
@@ -113,8 +124,12 @@ def wait_until_ready(name: str, timeout_s: float) -> ClusterStatus:
 
 
 def find_controller(name: str) -> Any | None:
+    return find_actor(CONTROLLER, name)
+
+
+def find_actor(actor: str, name: str) -> Any | None:
     try:
-        return ray.get_actor(CONTROLLER, namespace=name)
+        return ray.get_actor(actor, namespace=name)
     except ValueError:
         return None
 

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from realtime.auth import load_authenticator
 from realtime.cluster.config import ClientTls, ClusterConfig
 from realtime.cluster.haproxy import HaproxySlots, admin_command, haproxy_configuration
+from realtime.cluster.link import Call
 from realtime.cluster.replica import NODE, ChildProcess, Members, ReplicaSpec
 from realtime.cluster.scaling import ReplicaStatus
 from realtime.config import AuthSettings, ConfigError
@@ -104,7 +105,7 @@ class WhereServer(uvicorn.Server):
 class DoorReplica:
     """Has the interface of ``ProcessReplica``. HAProxy keeps its tunnels until they end when the door is drained."""
 
-    def __init__(self, spec: ReplicaSpec, node_address: str) -> None:
+    def __init__(self, spec: ReplicaSpec, node_address: str, call: Call | None = None) -> None:
         config, door = spec.config, spec.config.door
         self._spec = spec
         self._is_draining = False

@@ -24,6 +24,7 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from realtime.cluster.config import ClusterConfig, Scalar, setting_text
+from realtime.cluster.link import LINK_VARIABLE, VOICES, Call, ReplicaLink
 from realtime.cluster.scaling import Kind, ReplicaStatus, State
 from realtime.metrics import PREFIX
 
@@ -107,7 +108,8 @@ class ChildProcess:
 class ProcessReplica:
     """Engine or gateway. ``report`` is called about once a second, by one caller at a time."""
 
-    def __init__(self, spec: ReplicaSpec, node_address: str) -> None:
+    def __init__(self, spec: ReplicaSpec, node_address: str, call: Call) -> None:
+        """``call`` reaches the coordinator."""
         self._spec = spec
         self._is_draining = False
         self._num_missed = 0
@@ -120,6 +122,7 @@ class ProcessReplica:
         section = spec.config.engine if spec.kind == "engine" else spec.config.gateway
         self._host = node_address if section.host == NODE else section.host
         self._child: ChildProcess | None = None
+        self._link = ReplicaLink(spec.name, self._folder, call) if spec.kind == "gateway" else None
 
     def report(self, members: Members | None) -> ReplicaStatus:
         """Bring the file of engine addresses up to date, and return the replica's state.
@@ -132,6 +135,8 @@ class ProcessReplica:
             self._child = ChildProcess(self._command(), self._environment())
         status = ReplicaStatus(name=self._spec.name, kind=self._spec.kind, generation=self._spec.generation)
         if self._child is None or self._child.status is not None:
+            if self._link is not None:
+                self._link.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             return msgspec.structs.replace(status, state="gone")
         url = self._child.announced.get("engine" if self._spec.kind == "engine" else "wire", "")
@@ -222,6 +227,7 @@ class ProcessReplica:
             "listen.port": 0,
             "listen.drain_timeout_s": config.drain_timeout_s,
             "engine.addresses": f"file:{self._engines_file}",
+            "voices.folder": str(self._folder / VOICES),
         }
         settings |= config.engine.tls_settings
         if config.keys_file is not None:
@@ -231,12 +237,13 @@ class ProcessReplica:
         return settings
 
     def _environment(self) -> dict[str, str]:
-        """Secrets, which do not belong on a command line."""
+        """The link, and secrets, which do not belong on a command line."""
         config = self._spec.config
+        link = {LINK_VARIABLE: str(self._link.address)} if self._link else {}
         if self._spec.kind == "engine" or config.keys_file is None or config.token_secret_file is None:
-            return {}
+            return link
         keys = [*filter(None, [os.environ.get("VOICEWIRE_AUTH_API_KEYS")]), f"{KEY_NAME}:{self._key}"]
-        return {
+        return link | {
             "VOICEWIRE_AUTH_API_KEYS": ",".join(keys),
             "VOICEWIRE_AUTH_TOKEN_SECRET": Path(config.token_secret_file).read_text(encoding="ascii").strip(),
         }

@@ -49,6 +49,17 @@ class VoiceStore:
         manifests = filter(None, map(self._manifest, self._files.list(self._files.folder_of(owner))))
         return sorted(manifests, key=attrgetter("name"))
 
+    def versions(self) -> dict[tuple[str, str], Version]:
+        """Return the version of each voice by owner and name."""
+        return self._files.versions()
+
+    def read_file(self, owner: str, name: str) -> bytes | None:
+        """Return the content of a voice's file."""
+        try:
+            return self._files.path(owner, name).read_bytes()
+        except OSError:
+            return None
+
     def add(self, voice: StoredVoice) -> None:
         """Store a voice durably: once it returns, the voice survives a crash of the machine.
 

@@ -39,7 +39,11 @@ def to_bytes(voice: StoredVoice) -> bytes:
 
 def read_voice(path: Path) -> StoredVoice:
     """Read a voice; raises ``FileNotFoundError`` or ``CorruptVoiceFile``."""
-    data = path.read_bytes()
+    return parse_voice(path.read_bytes())
+
+
+def parse_voice(data: bytes) -> StoredVoice:
+    """Read a voice from a file's content; raises ``CorruptVoiceFile``."""
     manifest = _manifest_of(data[LENGTH_BYTES : LENGTH_BYTES + _header_bytes(data)])
     try:
         tensors = load(data)

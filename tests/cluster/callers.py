@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from websockets.exceptions import WebSocketException
 
-from realtime.client import open_session
+from realtime.client import NativeClient, open_session
 from realtime.protocol import events as ev
 from tests.realtime.live_server import WAIT_S, hear
 
@@ -19,10 +20,10 @@ SETTINGS = ev.NativeSpeechSettings(format=ev.NativeAudioFormat(encoding="pcm_s16
 RETRY_S = 0.3
 
 
-async def speak_reply(url: str, text: str) -> str:
+async def speak_reply(url: str, text: str, trust: ssl.SSLContext | None = None) -> str:
     """Return ``completed`` for a whole reply, ``refused`` if it was not begun, else ``cut``, with what happened."""
     try:
-        client = await open_session(url)
+        client = await open_session(url, trust=trust)
     except (OSError, EOFError, TimeoutError, WebSocketException) as error:
         return f"refused: {error!r}"
     async with client:
@@ -73,3 +74,65 @@ async def load(url: Callable[[], Awaitable[str]], num_callers: int, text: str = 
             yield work
         finally:
             work.stop()
+
+
+class Speaker:
+    """A client of a gateway that begins long replies and hears them."""
+
+    def __init__(self, client: NativeClient) -> None:
+        self._client = client
+        self._begun: dict[str, asyncio.Future[bool]] = {}
+        self.num_ended = 0
+
+    async def hear(self) -> None:
+        async for message in self._client:
+            if isinstance(message, ev.ResponseCreated):
+                self._answer(message.response_id, True)
+            elif isinstance(message, ev.ErrorEvent | ev.ResponseDone):
+                self.num_ended += not self._answer(message.response_id or "", False)
+
+    def _answer(self, response_id: str, has_begun: bool) -> bool:
+        """Return False if it was answered before."""
+        answer = self._begun[response_id]
+        if answer.done():
+            return False
+        answer.set_result(has_begun)
+        return True
+
+    async def begin(self) -> bool:
+        """Return whether there was a place for one more reply."""
+        response_id = str(len(self._begun))
+        self._begun[response_id] = asyncio.get_running_loop().create_future()
+        await self._client.send(
+            ev.ResponseCreate(response_id=response_id, settings=SETTINGS, text="x" * 2_000, end=True)
+        )
+        return await self._begun[response_id]
+
+    async def cancel(self) -> None:
+        """Cancel the first reply that has begun."""
+        response_id = next(name for name, answer in self._begun.items() if answer.result())
+        await self._client.send(ev.ResponseCancel(response_id=response_id))
+
+    async def fill(self, wanted: int, max_refused: int = 10) -> int:
+        """Begin replies until there are ``wanted``, or the lease has not grown for many exchanges."""
+        num_begun, num_refused = 0, 0
+        while num_begun < wanted and num_refused < max_refused:
+            if await self.begin():
+                num_begun, num_refused = num_begun + 1, 0
+            else:
+                num_refused += 1
+                await asyncio.sleep(0.3)
+        return num_begun
+
+
+@asynccontextmanager
+async def speakers(*urls: str) -> AsyncIterator[list[Speaker]]:
+    clients = [await open_session(url) for url in urls]
+    opened = [Speaker(client) for client in clients]
+    hearing = [asyncio.create_task(speaker.hear()) for speaker in opened]
+    try:
+        yield opened
+    finally:
+        for client in clients:
+            await client.aclose()
+        await asyncio.gather(*hearing)

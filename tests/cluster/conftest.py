@@ -42,32 +42,36 @@ def free_port() -> int:
 class GatewayProcess:
     """A process of its own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, **settings: object) -> None:
+        """``settings`` have two underscores for the dot."""
         self.name = name
-        command = (*FAKE_GATEWAY, "--set", "listen.port=0", "--set", "listen.drain_timeout_s=60")
+        values = {"listen__port": 0, "listen__drain_timeout_s": 60} | settings
+        flags = [f"{setting.replace('__', '.')}={value}" for setting, value in values.items()]
+        command = (*FAKE_GATEWAY, *(text for flag in flags for text in ("--set", flag)))
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.url = wire_address(self.process.stdout)
         self.port = int(self.url.rpartition(":")[2].partition("/")[0])
 
-    def status(self, state: str = "ready") -> ReplicaStatus:
+    def status(self, state: str = "ready", port: int | None = None) -> ReplicaStatus:
+        """``port`` is that of a proxy in front of it."""
         return ReplicaStatus(
             name=self.name,
             kind="gateway",
             generation="1",
             state=state,
             host="127.0.0.1",
-            port=self.port,
+            port=port or self.port,
             url=self.url,
         )
 
 
 @pytest.fixture
-def start_gateway() -> Iterator[Callable[[str], GatewayProcess]]:
+def start_gateway() -> Iterator[Callable[..., GatewayProcess]]:
     running: list[GatewayProcess] = []
 
-    def start(name: str) -> GatewayProcess:
-        running.append(GatewayProcess(name))
+    def start(name: str, **settings: object) -> GatewayProcess:
+        running.append(GatewayProcess(name, **settings))
         return running[-1]
 
     yield start

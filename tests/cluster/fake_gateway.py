@@ -7,7 +7,7 @@ import asyncio
 
 from realtime.app import create_app, serve
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.live_server import load_test_config
+from tests.realtime.live_server import BASE_INFO, load_test_config
 
 # Settings of engines that run elsewhere.
 ENGINE_SETTINGS = ("engine.",)
@@ -23,7 +23,7 @@ def main() -> None:
         {"speech.aligner": "even"}
         | {name: value for name, value in settings.items() if not name.startswith(ENGINE_SETTINGS)}
     )
-    app = create_app(config, FakeSpeechEngine(FakeScript(), num_slots=args.slots))
+    app = create_app(config, FakeSpeechEngine(FakeScript(), info=BASE_INFO, num_slots=args.slots))
 
     def announce(ports) -> None:
         print(f"wire ws://{config.listen.host}:{ports.main}/v1/speech", flush=True)

@@ -9,15 +9,16 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
+import httpx2 as httpx
 import msgspec
 import psutil
 import pytest
 
 from realtime.cluster.config import ClusterConfig, DoorSettings, GatewayReplicas
 from realtime.cluster.scaling import ReplicaStatus
-from tests.cluster.callers import load, speak_reply
+from tests.cluster.callers import load, speak_reply, speakers
 from tests.cluster.conftest import FAKE_GATEWAY, command_of, marked
-from tests.realtime.live_server import WAIT_S
+from tests.realtime.live_server import EMBEDDING_SIZE, NO_CERTIFICATES, WAIT_S
 
 pytestmark = [pytest.mark.cluster("ray", "haproxy"), pytest.mark.timeout(540)]
 
@@ -166,6 +167,33 @@ async def test_lost_controller_and_actor_cut_nothing(open_cluster):
         await cluster.until(lambda found: len(found) == 2 and lost.name not in [one.name for one in found])
         await asyncio.to_thread(gateway.wait, WAIT_S)
     assert work.cut == []
+
+
+async def test_limits_and_voices_survive_their_coordinator(open_cluster):
+    """Two gateways share three places of a key and the voices, also after the coordinator was killed."""
+    import ray
+
+    from realtime.cluster.actors import COORDINATOR
+
+    limits = {"limits.max_active_responses_per_key": 3}
+    async with open_cluster(gateway=two_gateways(settings=limits)) as cluster:
+        gateways = [one.url.replace("ws", "http").removesuffix("/v1/speech") for one in await cluster.replicas()]
+        async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES, timeout=WAIT_S) as http:
+            form = {"name": "ann", "consent": "c", "speaker_embedding": str([1.0] * EMBEDDING_SIZE)}
+            added = await http.post(f"{gateways[0]}/v1/audio/voices", files={k: (None, v) for k, v in form.items()})
+            assert added.status_code == 200
+            shown = f"{gateways[1]}/v1/audio/voices/ann"
+            async with speakers(*[one.url for one in await cluster.replicas()]) as (one, other):
+                assert await other.fill(1) == 1
+                assert await one.fill(2) == 2
+                ray.kill(ray.get_actor(COORDINATOR, namespace=cluster.config.name), no_restart=False)
+                assert (await http.get(shown)).status_code == 200
+                assert await one.fill(1) == 0
+                await other.cancel()
+                assert await one.fill(1, max_refused=300) == 1
+                assert (one.num_ended, other.num_ended) == (0, 1)
+            assert (await http.delete(shown)).status_code == 200
+            assert [(await http.get(f"{url}/v1/audio/voices/ann")).status_code for url in gateways] == [404] * 2
 
 
 async def test_replica_that_cannot_start_is_reported(ray_here, free_port):

@@ -1,0 +1,203 @@
+"""The coordinator of a cluster: it leases the limits of keys to gateways and holds the voices that all of them have.
+
+A replica calls ``sync`` again and again. An answer is a lease: until it has passed the replica may use the places and
+voices that it knows. A change of the voices is over when each replica has it, or its lease has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct, msgpack
+
+from engine.api import ErrorInfo, SpeechError
+from realtime.cluster.limit_leases import FORGET_S, LEASE_S, Lease, LimitLeases, Usage
+from sessions.voices.store import Version, VoiceStore
+from sessions.voices.voice_file import parse_voice
+
+log = logging.getLogger("voicewire.cluster")
+
+# Longest time that an answer waits for a change.
+SYNC_WAIT_S = 0.25
+SCAN_INTERVAL_S = 1.0
+MAX_CHANGES = 64
+
+
+class SyncRequest(Struct, frozen=True, tag=True):
+    replica: str
+    # Version of the lease that is applied.
+    applied: int = 0
+    usage: dict[str, Usage] = {}
+    # Of the coordinator that the voices are from, and their version.
+    epoch: str = ""
+    voices: int = 0
+
+
+class VoiceChange(Struct, frozen=True):
+    owner: str
+    name: str
+    # Content of the file; ``None`` when the voice has gone.
+    data: bytes | None
+
+
+class SyncAnswer(Struct, frozen=True):
+    lease: Lease
+    epoch: str
+    # Version of the voices after ``changes``.
+    voices: int
+    changes: list[VoiceChange] = []
+    # Whether there are no more changes yet.
+    is_complete: bool = True
+
+
+class PutVoice(Struct, frozen=True, tag=True):
+    data: bytes
+    max_voices: int
+    max_voices_per_key: int
+
+
+class RemoveVoice(Struct, frozen=True, tag=True):
+    owner: str
+    name: str
+
+
+class Forget(Struct, frozen=True, tag=True):
+    """The replica has ended."""
+
+    replica: str
+
+
+VoiceCommand = PutVoice | RemoveVoice
+
+
+class VoiceOutcome(Struct, frozen=True):
+    """``error`` of a command that failed; else whether there was such a voice."""
+
+    existed: bool = False
+    error: ErrorInfo | None = None
+
+
+class ReplicaVoices(Struct):
+    """What a replica has acknowledged, and when it called last."""
+
+    version: int = 0
+    heard_s: float = 0.0
+
+
+class Coordinator:
+    """State of the leases, and of the voices in ``folder``. All methods run on one event loop.
+
+    The successor of a coordinator that has died grants nothing until the leases of that one have passed.
+    """
+
+    def __init__(self, folder: Path, is_successor: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        # From when replicas that have not called have no lease.
+        self._alone_from_s = clock() + (LEASE_S if is_successor else 0.0)
+        self._leases = LimitLeases(self._alone_from_s, time.time_ns())
+        self._epoch = secrets.token_hex(8)
+        self._store = VoiceStore(folder)
+        self._files: dict[tuple[str, str], Version] = {}
+        # Version of the last change by owner and name, in order; also of voices that have gone.
+        self._changes: dict[tuple[str, str], int] = {}
+        self._version = 0
+        self._scanned_s = -SCAN_INTERVAL_S
+        self._scanning = asyncio.Lock()
+        self._replicas: dict[str, ReplicaVoices] = {}
+        self._moved = asyncio.Condition()
+
+    async def handle(self, message: bytes) -> bytes:
+        """Answer an encoded request."""
+        match msgpack.decode(message, type=SyncRequest | PutVoice | RemoveVoice | Forget):
+            case SyncRequest() as request:
+                return msgpack.encode(await self.sync(request))
+            case Forget(replica):
+                await self.forget(replica)
+                return b""
+            case command:
+                return msgpack.encode(await self.change_voice(command))
+
+    async def sync(self, request: SyncRequest) -> SyncAnswer:
+        """Renew the lease of a replica; returns the changes since its version, at once if there are any."""
+        begun_s = self._clock()
+        known = request.voices if request.epoch == self._epoch else 0
+        self._replicas[request.replica] = ReplicaVoices(known, begun_s)
+        await self._notify()
+        await self._scan(SCAN_INTERVAL_S)
+        if known == self._version:
+            await self._wait(lambda: known != self._version, SYNC_WAIT_S)
+        lease = self._leases.renew(request.replica, request.applied, request.usage, self._clock())
+        changed = [key for key, version in self._changes.items() if version > known][:MAX_CHANGES]
+        version = self._changes[changed[-1]] if changed else self._version
+        changes = await asyncio.to_thread(self._read, changed)
+        return SyncAnswer(lease, self._epoch, version, changes, version == self._version)
+
+    async def change_voice(self, command: VoiceCommand) -> VoiceOutcome:
+        """Carry out a command, and wait until every replica has it or knows that it is behind."""
+        try:
+            existed = await asyncio.to_thread(self._carry_out, command)
+        except SpeechError as error:
+            return VoiceOutcome(error=error.info)
+        except OSError as error:
+            log.warning("a voice could not be stored", extra={"error": type(error).__name__})
+            return VoiceOutcome(error=ErrorInfo("internal_error", "the voice could not be stored"))
+        await self._scan(0)
+        version = self._version
+        while not self._has_spread(version):
+            await self._wait(lambda: self._has_spread(version), SYNC_WAIT_S)
+        return VoiceOutcome(existed)
+
+    async def forget(self, replica: str) -> None:
+        """Forget a replica that has ended."""
+        self._leases.forget(replica)
+        self._replicas.pop(replica, None)
+        await self._notify()
+
+    def _carry_out(self, command: VoiceCommand) -> bool:
+        if isinstance(command, RemoveVoice):
+            return self._store.remove(command.owner, command.name)
+        VoiceStore(self._folder, command.max_voices, command.max_voices_per_key).add(parse_voice(command.data))
+        return False
+
+    def _has_spread(self, version: int) -> bool:
+        now_s = self._clock()
+        if now_s < self._alone_from_s:
+            return False
+        for name in [name for name, one in self._replicas.items() if now_s - one.heard_s > FORGET_S]:
+            del self._replicas[name]
+        return all(one.version >= version or now_s - one.heard_s > LEASE_S for one in self._replicas.values())
+
+    async def _scan(self, max_age_s: float) -> None:
+        """Compare the folder with what is known of it: an operator may change it, too."""
+        async with self._scanning:
+            if self._clock() - self._scanned_s < max_age_s:
+                return
+            self._scanned_s = self._clock()
+            files = await asyncio.to_thread(self._store.versions)
+            changed = [key for key in {**self._files, **files} if self._files.get(key) != files.get(key)]
+            self._files = files
+            for key in changed:
+                self._version += 1
+                self._changes.pop(key, None)  # goes to the end
+                self._changes[key] = self._version
+        if changed:
+            await self._notify()
+
+    def _read(self, keys: list[tuple[str, str]]) -> list[VoiceChange]:
+        return [VoiceChange(owner, name, self._store.read_file(owner, name)) for owner, name in keys]
+
+    async def _notify(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s), self._moved:
+                await self._moved.wait_for(condition)
+        except TimeoutError:
+            return

@@ -1,0 +1,280 @@
+"""The link between the gateway of a cluster and its replica, which talks to the coordinator: a Unix socket.
+
+The gateway asks for its lease a few times a second, and sends changes of voices. It needs neither Ray nor a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+
+from msgspec import DecodeError, Struct, msgpack
+
+from engine.api import CodedError
+from realtime.auth import Authenticator
+from realtime.cluster.coordinator import (
+    Forget,
+    PutVoice,
+    RemoveVoice,
+    SyncAnswer,
+    SyncRequest,
+    VoiceChange,
+    VoiceCommand,
+    VoiceOutcome,
+)
+from realtime.cluster.leased_counters import LeasedUsageCounters, leased_limits
+from realtime.cluster.limit_leases import LEASE_S, Lease, Usage
+from realtime.config import ServerConfig
+from sessions.admission import UsageCounters
+from sessions.voices.store import VoiceStore
+from sessions.voices.voice import StoredVoice
+from sessions.voices.voice_file import CorruptVoiceFile, parse_voice, to_bytes, voices_folder
+
+log = logging.getLogger("voicewire.cluster")
+
+# Environment variable with the socket's path.
+LINK_VARIABLE = "VOICEWIRE_CLUSTER_LINK"
+# Folder of the copies, beside the socket.
+VOICES = "voices"
+EXCHANGE_INTERVAL_S = 0.2
+EXCHANGE_TIMEOUT_S = 2.0
+RETRY_S = 0.5
+SYNC_TIMEOUT_S = 3.0
+# A change waits for a coordinator that restarts, and then for the leases of replicas that it does not hear.
+CHANGE_TIMEOUT_S = 2 * LEASE_S + 5.0
+RETRY_AFTER_MS = 1_000
+
+# Sends an encoded request to the coordinator and returns the answer, or raises ``OSError`` after so many seconds.
+Call = Callable[[bytes, float], bytes]
+
+
+class Exchange(Struct, frozen=True, tag=True):
+    """What a gateway process tells its replica."""
+
+    process: int
+    applied: int
+    usage: dict[str, Usage]
+
+
+class Validity(Struct, frozen=True):
+    """The lease of a replica. Moments are those of ``time.monotonic``, which all processes of a machine share."""
+
+    lease: Lease = Lease()
+    limits_until_s: float = 0.0
+    voices_until_s: float = 0.0
+
+
+class ReplicaLink:
+    """The replica's side: keeps the lease and a copy of the voices up to date, and answers the gateway's processes."""
+
+    def __init__(self, name: str, folder: Path, call: Call) -> None:
+        self._name, self._call = name, call
+        self.address = folder / "link"
+        self.voices_folder = folder / VOICES
+        self._store = VoiceStore(self.voices_folder, max_voices=2**31, max_voices_per_key=2**31)
+        self._validity = Validity()
+        self._epoch, self._version = "", 0
+        # Voices of an earlier coordinator that this one has not named yet.
+        self._unconfirmed: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+        # Last exchange of each process, and when it was.
+        self._exchanges: dict[int, tuple[float, Exchange]] = {}
+        self._wanted: set[str] = set()
+        self._closed = threading.Event()
+        self._listener = Listener(str(self.address), "AF_UNIX", backlog=64)
+        for work in (self._listen, self._sync_again):
+            threading.Thread(target=work, name="voicewire cluster link", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop, and tell the coordinator."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with suppress(OSError):
+            self._call(msgpack.encode(Forget(self._name)), SYNC_TIMEOUT_S)
+        with suppress(OSError):
+            Client(str(self.address), "AF_UNIX").close()  # ends the wait for a connection
+        self._listener.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return None
+            if self._closed.is_set():
+                return connection.close()
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: Connection) -> None:
+        with connection, suppress(OSError, EOFError, DecodeError):
+            message = connection.recv_bytes()
+            match msgpack.decode(message, type=Exchange | PutVoice | RemoveVoice):
+                case Exchange() as exchange:
+                    connection.send_bytes(msgpack.encode(self._exchange(exchange)))
+                case _:
+                    connection.send_bytes(self._call(message, CHANGE_TIMEOUT_S))
+
+    def _exchange(self, exchange: Exchange) -> Validity:
+        with self._lock:
+            self._exchanges[exchange.process] = (time.monotonic(), exchange)
+            self._wanted |= {name for name, usage in exchange.usage.items() if usage.is_wanted}
+            return self._validity
+
+    def _sync_again(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._sync()
+            except OSError as error:
+                log.warning("the coordinator does not answer", extra={"error": type(error).__name__})
+                self._closed.wait(RETRY_S)
+            except Exception:
+                log.exception("a lease of the cluster could not be renewed")
+                self._closed.wait(RETRY_S)
+
+    def _sync(self) -> None:
+        sent_s = time.monotonic()
+        answer = msgpack.decode(self._call(msgpack.encode(self._request()), SYNC_TIMEOUT_S), type=SyncAnswer)
+        if answer.epoch != self._epoch:
+            self._unconfirmed = set(self._store.versions())
+        for change in answer.changes:
+            self._apply(change)
+            self._unconfirmed.discard((change.owner, change.name))
+        if answer.is_complete:
+            for owner, name in self._unconfirmed:
+                self._store.remove(owner, name)
+            self._unconfirmed = set()
+        self._epoch, self._version = answer.epoch, answer.voices
+        until_s = sent_s + LEASE_S
+        with self._lock:
+            voices_until_s = until_s if answer.is_complete else self._validity.voices_until_s
+            self._validity = Validity(answer.lease, until_s, voices_until_s)
+
+    def _request(self) -> SyncRequest:
+        now_s = time.monotonic()
+        with self._lock:
+            self._exchanges = {process: one for process, one in self._exchanges.items() if now_s - one[0] <= LEASE_S}
+            exchanges = [exchange for _, exchange in self._exchanges.values()]
+            wanted, self._wanted = self._wanted, set()
+        usage = {
+            name: Usage(one.limit, one.used, one.places, name in wanted)
+            for exchange in exchanges
+            for name, one in exchange.usage.items()
+        }
+        applied = min((exchange.applied for exchange in exchanges), default=0)
+        return SyncRequest(self._name, applied, usage, self._epoch, self._version)
+
+    def _apply(self, change: VoiceChange) -> None:
+        self._store.remove(change.owner, change.name)
+        if change.data is None:
+            return
+        try:
+            self._store.add(parse_voice(change.data))
+        except CorruptVoiceFile:
+            log.warning("a voice of the cluster cannot be read", extra={"file": change.name})
+
+
+class ClusterLink:
+    """The gateway's side."""
+
+    def __init__(self, address: Path) -> None:
+        self._address = address
+        self._voices_until_s = 0.0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> ClusterLink | None:
+        path = environment.get(LINK_VARIABLE)
+        return cls(Path(path)) if path else None
+
+    @property
+    def has_current_voices(self) -> bool:
+        return time.monotonic() < self._voices_until_s
+
+    @asynccontextmanager
+    async def open(self, counters: LeasedUsageCounters) -> AsyncIterator[None]:
+        """Renew the leases while the context is open."""
+        renewal = asyncio.create_task(self._renew_again(counters), name="voicewire cluster link")
+        try:
+            yield
+        finally:
+            renewal.cancel()
+            await asyncio.wait([renewal])
+
+    async def _renew_again(self, counters: LeasedUsageCounters) -> None:
+        was_current = True
+        while True:
+            exchange = Exchange(os.getpid(), counters.version, counters.usage())
+            with suppress(OSError, EOFError, DecodeError):
+                answer = await asyncio.to_thread(self._send, exchange, EXCHANGE_TIMEOUT_S)
+                validity = msgpack.decode(answer, type=Validity)
+                counters.renew(validity.lease, validity.limits_until_s)
+                self._voices_until_s = validity.voices_until_s
+            if was_current != counters.is_current:
+                was_current = counters.is_current
+                log.warning("leases of the cluster are current" if was_current else "leases of the cluster have passed")
+            await asyncio.sleep(EXCHANGE_INTERVAL_S)
+
+    def change_voice(self, command: VoiceCommand) -> bool:
+        """Change a voice on every replica; returns whether there was one. Blocks. Raises ``CodedError``."""
+        try:
+            outcome = msgpack.decode(self._send(command, CHANGE_TIMEOUT_S), type=VoiceOutcome)
+        except (OSError, EOFError, DecodeError):
+            raise voices_unavailable("the change may not have reached every gateway; try again") from None
+        if (error := outcome.error) is not None:
+            raise CodedError(error.code, error.message, error.param, error.retry_after_ms)
+        return outcome.existed
+
+    def _send(self, message: Exchange | VoiceCommand, timeout_s: float) -> bytes:
+        with Client(str(self._address), "AF_UNIX") as connection:
+            connection.send_bytes(msgpack.encode(message))
+            if not connection.poll(timeout_s):
+                raise TimeoutError(f"no answer within {timeout_s:g} s")
+            return connection.recv_bytes()
+
+
+class ReplicatedVoiceStore(VoiceStore):
+    """The voices of a cluster: read from the replica's copy while that is current, changed on all replicas."""
+
+    def __init__(self, folder: Path, link: ClusterLink, max_voices: int, max_voices_per_key: int) -> None:
+        super().__init__(folder, max_voices, max_voices_per_key)
+        self._link = link
+
+    def find(self, owner: str, name: str) -> StoredVoice | None:
+        """As in ``VoiceStore``. Raises ``CodedError`` if another gateway may have changed the voice."""
+        found = super().find(owner, name)
+        if not self._link.has_current_voices:
+            raise voices_unavailable(f"voice {name!r} cannot be compared with other gateways now")
+        return found
+
+    def add(self, voice: StoredVoice) -> None:
+        """Raises ``CodedError`` with the code of the error."""
+        self._link.change_voice(PutVoice(to_bytes(voice), self._max_voices, self._max_voices_per_key))
+
+    def remove(self, owner: str, name: str) -> bool:
+        return self._link.change_voice(RemoveVoice(owner, name))
+
+
+def voices_unavailable(message: str) -> CodedError:
+    return CodedError("voices_unavailable", message, "voice", retry_after_ms=RETRY_AFTER_MS)
+
+
+def join_cluster(
+    config: ServerConfig, keys: Authenticator, counters: UsageCounters
+) -> tuple[UsageCounters, VoiceStore | None, AbstractAsyncContextManager[None]]:
+    """Return the counters and voices of a gateway in a cluster, and the context in which its leases are renewed.
+
+    Outside a cluster these are ``counters``, ``None`` and a context that does nothing.
+    """
+    if (link := ClusterLink.from_environment(os.environ)) is None:
+        return counters, None, nullcontext()
+    leased = LeasedUsageCounters(counters, leased_limits(config.limits, keys))
+    voices = config.voices
+    store = ReplicatedVoiceStore(voices_folder(voices.folder), link, voices.max_voices, voices.max_voices_per_key)
+    return leased, store, link.open(leased)

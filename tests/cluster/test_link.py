@@ -1,0 +1,215 @@
+"""Limits and voices of a cluster: a coordinator, the links of replicas, and real gateway processes. No Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2 as httpx
+import msgspec
+import numpy as np
+import pytest
+
+from realtime.cluster.coordinator import Coordinator
+from realtime.cluster.link import LINK_VARIABLE, ReplicaLink
+from sessions.voices.store import VoiceStore
+from sessions.voices.voice import StoredVoice
+from tests.cluster.callers import speakers
+from tests.cluster.conftest import FAKE_GATEWAY
+from tests.realtime.live_server import EMBEDDING_SIZE, NO_CERTIFICATES, WAIT_S
+from tests.realtime.server_process import wire_address
+
+pytestmark = pytest.mark.timeout(120)
+
+LIMIT = 6
+
+
+class CoordinatorThread:
+    """A coordinator on an event loop of its own; can be cut off from some replicas, or from all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.unreachable: set[str] = set()
+        self._coordinator = Coordinator(folder)
+
+    def restart(self) -> None:
+        self._coordinator = Coordinator(self._folder, is_successor=True)
+
+    async def _end_calls(self) -> None:
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def caller(self, name: str):
+        def call(message: bytes, timeout_s: float) -> bytes:
+            if name in self.unreachable:
+                raise OSError("cut off")
+            return asyncio.run_coroutine_threadsafe(self._coordinator.handle(message), self._loop).result(timeout_s)
+
+        return call
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class LinkedGateway:
+    def __init__(self, name: str, folder: Path, coordinator: CoordinatorThread) -> None:
+        folder.mkdir()
+        self.link = ReplicaLink(name, folder, coordinator.caller(name))
+        settings = ["listen.port=0", f"limits.max_active_responses_per_key={LIMIT}"]
+        settings += [f"voices.folder={self.link.voices_folder}"]
+        command = [*FAKE_GATEWAY, *(text for item in settings for text in ("--set", item))]
+        environment = {**os.environ, LINK_VARIABLE: str(self.link.address)}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        assert self.process.stdout is not None
+        self.url = wire_address(self.process.stdout)
+
+    async def request(self, method: str, path: str, **options: object) -> httpx.Response:
+        address = self.url.replace("ws", "http").removesuffix("/v1/speech")
+        async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES, timeout=WAIT_S) as client:
+            return await client.request(method, address + path, **options)
+
+    async def metric(self, name: str) -> float:
+        lines = (await self.request("GET", "/metrics")).text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"voicewire_{name} "))
+
+    async def until(self, name: str, value: float) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while await self.metric(name) != value:
+                await asyncio.sleep(0.1)
+
+    async def add_voice(self, name: str, number: float = 1.0) -> httpx.Response:
+        form = {"name": name, "consent": "c", "speaker_embedding": str([number] * EMBEDDING_SIZE)}
+        return await self.request("POST", "/v1/audio/voices", files={key: (None, value) for key, value in form.items()})
+
+    async def show(self, voice: str) -> int:
+        return (await self.request("GET", f"/v1/audio/voices/{voice}")).status_code
+
+    async def speak(self, voice: str) -> httpx.Response:
+        body = {"input": "x", "voice": voice, "response_format": "pcm"}
+        return await self.request("POST", "/v1/audio/speech", json=body)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.link.close()
+
+
+@contextmanager
+def two_gateways(tmp_path: Path) -> Iterator[tuple[CoordinatorThread, LinkedGateway, LinkedGateway]]:
+    coordinator = CoordinatorThread(tmp_path / "all")
+    gateways = [LinkedGateway(name, tmp_path / name, coordinator) for name in "ab"]
+    try:
+        yield coordinator, *gateways
+    finally:
+        for gateway in gateways:
+            gateway.close()
+        coordinator.close()
+
+
+async def test_limit_of_a_key_holds_over_two_gateways(tmp_path):
+    """One gateway gets all places of an idle cluster; the other gets one when a reply ends."""
+    with two_gateways(tmp_path) as (_, first, second):
+        for gateway in (first, second):
+            await gateway.until("cluster_lease_current", 1)
+        async with speakers(first.url, second.url) as (one, other):
+            assert await one.fill(LIMIT) == LIMIT
+            assert await other.fill(1) == 0
+            await one.cancel()
+            assert await other.fill(2) == 1
+            assert not await one.begin()
+            assert (one.num_ended, other.num_ended) == (1, 0)
+
+
+async def test_gateway_cut_off_keeps_its_places_and_gets_no_more(tmp_path):
+    """Beyond an equal part of the limit it begins no reply again."""
+    with two_gateways(tmp_path) as (coordinator, first, second):
+        for gateway in (first, second):
+            await gateway.until("cluster_lease_current", 1)
+        async with speakers(first.url, second.url) as (one, other):
+            assert await other.fill(1) == 1
+            assert await one.fill(LIMIT - 1) == LIMIT - 1
+            coordinator.unreachable = {"a", "b"}
+            for gateway in (first, second):
+                await gateway.until("cluster_lease_current", 0)
+            assert (one.num_ended, other.num_ended) == (0, 0)
+            for speaker in (one, other):
+                await speaker.cancel()
+            assert await one.fill(1) == 0
+            assert await other.fill(2) == 1
+            coordinator.restart()
+            coordinator.unreachable = set()
+            for gateway in (first, second):
+                await gateway.until("cluster_lease_current", 1)
+            assert await one.fill(2, max_refused=30) == 1
+            assert not await other.begin()
+            assert (one.num_ended, other.num_ended) == (1, 1)
+
+
+async def test_voice_is_on_every_gateway_when_its_upload_is_answered(tmp_path):
+    """Also its successor of the same name; and nowhere after its deletion."""
+    with two_gateways(tmp_path) as (_, first, second):
+        for gateway in (first, second):
+            await gateway.until("cluster_lease_current", 1)
+        for number in (1.0, 2.0):
+            assert (await first.add_voice("ann", number)).status_code == 200
+            assert [await gateway.show("ann") for gateway in (first, second)] == [200, 200]
+            stored = [VoiceStore(gateway.link.voices_folder).find("local", "ann") for gateway in (first, second)]
+            assert [np.frombuffer(one.clone.embedding, np.float32)[0] for one in stored] == [number] * 2
+            assert (await second.add_voice("ann")).status_code == 409
+            assert (await second.request("DELETE", "/v1/audio/voices/ann")).status_code == 200
+            assert [await gateway.show("ann") for gateway in (first, second)] == [404, 404]
+
+
+async def test_voice_of_a_gateway_cut_off_is_answered_with_503(tmp_path):
+    """A change waits until the other gateway knows that its copy is old. Voices of the model go on."""
+    with two_gateways(tmp_path) as (coordinator, first, second):
+        for gateway in (first, second):
+            await gateway.until("cluster_lease_current", 1)
+        assert (await first.add_voice("ann")).status_code == 200
+        async with asyncio.timeout(WAIT_S):
+            while (await second.speak("ann")).status_code != 200:
+                await asyncio.sleep(0.1)
+        coordinator.unreachable = {"b"}
+        assert (await first.request("DELETE", "/v1/audio/voices/ann")).status_code == 200
+        assert (await first.add_voice("ann", 2.0)).status_code == 200
+        for name in ("ann", "nobody"):
+            refused = await second.speak(name)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "voices_unavailable")
+            assert "Retry-After" in refused.headers
+        assert (await second.speak("ada")).status_code == 200
+        assert (await second.add_voice("cat")).status_code == 503
+        coordinator.unreachable = set()
+        await second.until("cluster_lease_current", 1)
+        assert (await second.speak("ann")).status_code == 200
+
+
+async def test_voices_of_a_new_coordinator_replace_others(tmp_path):
+    """What an operator adds or removes in its folder while there is none, too."""
+    with two_gateways(tmp_path) as (coordinator, first, second):
+        for gateway in (first, second):
+            await gateway.until("cluster_lease_current", 1)
+        assert (await first.add_voice("ann")).status_code == 200
+        coordinator.unreachable = {"a", "b"}
+        store = VoiceStore(tmp_path / "all")
+        ann = store.find("local", "ann")
+        assert store.remove("local", "ann")
+        store.add(StoredVoice(msgspec.structs.replace(ann.manifest, name="cat"), ann.clone))
+        coordinator.restart()
+        coordinator.unreachable = set()
+        for gateway in (first, second):
+            async with asyncio.timeout(WAIT_S):
+                while [await gateway.show(name) for name in ("cat", "ann")] != [200, 404]:
+                    await asyncio.sleep(0.1)
