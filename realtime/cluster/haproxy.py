@@ -37,7 +37,7 @@ global
 defaults
     mode http
     timeout connect 3s
-    timeout check 5s
+    timeout check 1s
     timeout http-request 10s
     timeout client 75s
     timeout server 75s
@@ -60,7 +60,7 @@ backend {BACKEND}
     balance leastconn
     option httpchk GET /readyz
     http-check expect status 200
-    server-template gateway 1-{NUM_SLOTS} 127.0.0.1:9 check inter 1s fall 3 rise 1 disabled{server_tls}
+    server-template gateway 1-{NUM_SLOTS} 127.0.0.1:9 check inter 1s fastinter 300ms fall 3 rise 1 disabled{server_tls}
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +12,16 @@ from contextlib import contextmanager
 import httpx2 as httpx
 import pytest
 
-from realtime.cluster.config import ClusterConfig, DoorSettings
+from engine.address import EngineAddress
+from realtime.cluster.config import ClientTls, ClusterConfig, DoorSettings
 from realtime.cluster.door import DoorReplica
 from realtime.cluster.haproxy import admin_command
 from realtime.cluster.replica import Members, ReplicaSpec
 from realtime.cluster.scaling import ReplicaStatus
 from tests.cluster.callers import load, speak_reply
 from tests.cluster.conftest import GatewayProcess
+from tests.engine.served_engine import StoppableProxy
+from tests.realtime.certificates import self_signed
 from tests.realtime.live_server import NO_CERTIFICATES, WAIT_S
 
 pytestmark = pytest.mark.timeout(240)
@@ -162,6 +166,66 @@ async def test_haproxy_drained_door_keeps_tunnels(free_port, start_gateway):
         await asyncio.to_thread(report_until, old, "gone")
         assert await speak_reply(url, "x") == "completed"
         assert get(free_port).json() == {"url": gateway.url}
+
+
+@HAPROXY
+async def test_haproxy_over_tls_speaks_with_known_gateways_only(free_port, start_gateway, tmp_path):
+    """Clients check the door's certificate, and the door that of each gateway."""
+    known, stranger = tmp_path / "known", tmp_path / "stranger"
+    certificates = {}
+    for folder in (known, stranger):
+        folder.mkdir()
+        certificate, key = self_signed(folder, "voice.test")
+        certificates[folder] = {"listen__tls_certificate": certificate, "listen__tls_key": key}
+    gateways = [start_gateway(folder.name, **files) for folder, files in certificates.items()]
+    tls = ClientTls(
+        certificate=str(known / "cert.pem"), key=str(known / "key.pem"), ca=str(known / "cert.pem"), name="voice.test"
+    )
+    trust = ssl.create_default_context(cafile=tls.ca)
+    trust.check_hostname = False
+    with open_door(ClusterConfig(door=DoorSettings(port=free_port, haproxy=True), tls=tls)) as door:
+        url = f"wss://127.0.0.1:{free_port}"
+        await asyncio.to_thread(report_until, door, "ready", gateways[1].status())
+        assert "503" in await speak_reply(url, "x", trust)
+        door.report(Members(gateways=tuple(gateway.status() for gateway in gateways)))
+        assert [await speak_reply(url, "x" * 20, trust) for _ in range(3)] == ["completed"] * 3
+        assert "CERTIFICATE_VERIFY_FAILED" in await speak_reply(url, "x", ssl.create_default_context())
+        assert (await speak_reply(url.replace("wss", "ws"), "x")).startswith("refused")
+
+
+@HAPROXY
+async def test_haproxy_cut_off_from_gateways_refuses_new_clients(free_port, start_gateway):
+    """What speaks is late and whole afterwards, and nothing is spoken twice; new clients go elsewhere or get 503."""
+    gateway, other = (start_gateway(name) for name in "ab")
+    target = EngineAddress(host="127.0.0.1", port=gateway.port)
+    config = ClusterConfig(door=DoorSettings(port=free_port, haproxy=True))
+    async with StoppableProxy(target).open() as proxy:
+        cut_off = gateway.status(port=proxy.address.port)
+        with open_door(config) as door:
+            await asyncio.to_thread(report_until, door, "ready", cut_off)
+            url = f"ws://127.0.0.1:{free_port}"
+            replies = [asyncio.create_task(speak_reply(url, "x" * 200)) for _ in range(8)]
+            await until_connected(gateway, 8)
+            proxy.stop()
+            await until_down(door)
+            assert "503" in await speak_reply(url, "x")
+            door.report(Members(gateways=(cut_off, other.status())))
+            assert [await speak_reply(url, "x") for _ in range(3)] == ["completed"] * 3
+            assert not any(reply.done() for reply in replies)
+            proxy.go_on()
+            assert await asyncio.gather(*replies) == ["completed"] * 8
+
+
+async def until_down(door: DoorReplica) -> None:
+    """Wait until HAProxy takes its first slot for down: column 5 is the operational state."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            lines = (await asyncio.to_thread(admin_command, door._admin_socket, "show servers state gateways")).split(
+                "\n"
+            )
+            if next(line.split()[5] for line in lines if "gateway1 " in line) == "0":
+                return
+            await asyncio.sleep(0.1)
 
 
 async def completed(work, num_more: int) -> None:
