@@ -23,7 +23,10 @@ MARK = "VOICEWIRE_CLUSTER_TEST"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
-        "haproxy": None if shutil.which("haproxy") else "no program haproxy here",
+        program: None if shutil.which(program) else f"no program {program} here"
+        for program in ("haproxy", "redis-server")
+    }
+    missing |= {
         "ray": None if importlib.util.find_spec("ray") else "no package ray here: pip install 'voicewire[cluster]'",
     }
     for item in items:
@@ -33,10 +36,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_ports() -> Callable[[int], list[int]]:
+    def find(num: int) -> list[int]:
+        probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(num)]
+        ports = [probe.getsockname()[1] for probe in probes]
+        for probe in probes:
+            probe.close()
+        return ports
+
+    return find
+
+
+@pytest.fixture
+def free_port(free_ports: Callable[[int], list[int]]) -> int:
+    return free_ports(1)[0]
 
 
 class GatewayProcess:
