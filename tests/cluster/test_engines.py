@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from realtime.client import open_session
 from realtime.protocol import events as ev
@@ -77,3 +78,49 @@ async def test_command_runs_engines_and_replaces_a_killed_one(ray_here, free_por
         await asyncio.to_thread(run_command, "down", file)
     assert engines(ray_here) == []
     assert "no cluster 'test-command'" in await asyncio.to_thread(run_command, "status", file, 1)
+
+
+async def test_engines_scale_with_load_and_cut_nothing(ray_here, free_port, tmp_path):
+    """One engine of three places, a second one for five callers, and one again for one caller."""
+    file = tmp_path / "cluster.yaml"
+    settings = "settings: {engine.options.max_running_requests: 3}"
+    file.write_text(
+        "name: test-scale\nscale_down_delay_s: 2\n"
+        f"engine: {{max_replicas: 2, {settings}}}\ndoor: {{haproxy: true, port: {free_port}}}\n"
+    )
+    statuses: list[str] = []
+
+    async def call(until: asyncio.Event) -> None:
+        while not until.is_set():
+            try:
+                spoken = await say(f"ws://127.0.0.1:{free_port}", asyncio.Event())
+                statuses.append(spoken.done.status)
+            except InvalidStatus:  # 429 while every place is taken
+                await asyncio.sleep(0.5)
+
+    try:
+        await asyncio.to_thread(run_command, "up", file)
+        async with asyncio.TaskGroup() as group:
+            few, many = asyncio.Event(), asyncio.Event()
+            group.create_task(call(few))
+            for _ in range(4):
+                group.create_task(call(many))
+            await until_engines_speak(file, 2)
+            many.set()
+            await until_engines_speak(file, 1)
+            few.set()
+        assert set(statuses) == {"completed"}
+        assert len(engines(ray_here)) == 1
+    finally:
+        await asyncio.to_thread(run_command, "down", file)
+
+
+async def until_engines_speak(file: Path, num_engines: int) -> None:
+    """Wait until the status lists so many engines, all of them ready."""
+    async with asyncio.timeout(240):
+        while True:
+            lines = [line.split() for line in (await asyncio.to_thread(run_command, "status", file)).splitlines()]
+            states = [state for name, state, *_ in lines if name.startswith("engine")]
+            if states == ["ready"] * num_engines:
+                return
+            await asyncio.sleep(1)
