@@ -165,8 +165,8 @@ class Controller:
         return Autoscaler(minimum, maximum, self._config.target_utilization, self._config.scale_down_delay_s)
 
     def _run(self) -> None:
-        self._start_coordinator()
         self._adopt()
+        self._start_coordinator()
         while True:
             try:
                 self._poll(self._known_members())
