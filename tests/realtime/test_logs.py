@@ -162,6 +162,7 @@ class Server:
     num_connections: int = 4
     num_active_responses: int = 2
     is_healthy: bool = True
+    has_current_lease: bool = True
     frame_s: float = 0.08
     stats: EngineStats | None = STATS
 
