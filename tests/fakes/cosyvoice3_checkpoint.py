@@ -13,6 +13,7 @@ from engine.models.cosyvoice3.config import CosyTalkerConfig, CosyVoice3Config, 
 from engine.models.cosyvoice3.hift_source import F0Predictor
 from tests.engine.text.tokenizer_folder import train
 from tests.fakes.cosyvoice3_dims import TINY
+from tests.fakes.cosyvoice3_reference import pitch_of_mel
 from tests.fakes.cosyvoice3_tensors import Shapes, flow_shapes, hift_shapes, normed_hift_shapes, talker_shapes
 
 TEXT_FOLDER = "CosyVoice-BlankEN"
@@ -100,7 +101,8 @@ def tune_pitch(tensors: dict[str, Tensor], config: HiftConfig) -> None:
     predictor = F0Predictor(config)
     predictor.load_state_dict({key.removeprefix(name): x for key, x in tensors.items() if key.startswith(name)})
     predictor.requires_grad_(False).classifier.bias.fill_(FAR_ABOVE_HZ)
-    hz = predictor(torch.randn(1, config.mel_bins, 400, generator=torch.Generator().manual_seed(0))) - FAR_ABOVE_HZ
+    mel = torch.randn(1, config.mel_bins, 400, generator=torch.Generator().manual_seed(0))
+    hz = pitch_of_mel(predictor, mel) - FAR_ABOVE_HZ
     scale = F0_SPREAD_HZ / hz.std()
     weight *= scale
     bias.fill_(F0_HZ - float(scale * hz.mean()))

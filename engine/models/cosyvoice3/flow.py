@@ -1,21 +1,19 @@
 """Speech tokens to mel: the flow and its diffusion transformer by the released names (docs/design/cosyvoice3.md).
 
-Positions count from the first prompt token. This is the slow form, whole sequences under a mask; ``flow_program``
-makes the same frames block by block.
+Modules hold the weights; ``flow_program`` runs them block by block. Positions count from the first prompt token.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.models.cosyvoice3.config import DitConfig, FlowConfig
-from engine.ops.flow import apply_rope_pairs, layer_norm
 
 NUM_TIME_FEATURES = 256
 
@@ -26,23 +24,6 @@ class Modulation(NamedTuple):
 
     blocks: Tensor
     output: Tensor
-
-
-def linear_fp32(layer: nn.Linear, x: Tensor) -> Tensor:
-    """In the weights' own precision; fp32 out."""
-    return F.linear(x.to(layer.weight.dtype), layer.weight, layer.bias).float()
-
-
-def chunk_mask(num_frames: int, block_frames: int, context_blocks: int | None = None, first_block: int = 0) -> Tensor:
-    """[T, T], true where a frame (row) sees another: its own block and those before.
-
-    With ``context_blocks`` only that many before, and always those before ``first_block``.
-    """
-    block = torch.arange(num_frames) // block_frames
-    sees = block[None] <= block[:, None]
-    if context_blocks is not None:
-        sees &= (block[None] >= block[:, None] - context_blocks) | (block[None] < first_block)
-    return sees
 
 
 class TimeEmbedding(nn.Module):
@@ -64,16 +45,8 @@ class PositionConv(nn.Module):
     def __init__(self, config: DitConfig) -> None:
         super().__init__()
         dim, kernel, groups = config.dim, config.conv_pos_kernel, config.conv_pos_groups
-        self.context = kernel - 1
         self.conv1 = nn.Sequential(nn.Conv1d(dim, dim, kernel, groups=groups), nn.Mish())
         self.conv2 = nn.Sequential(nn.Conv1d(dim, dim, kernel, groups=groups), nn.Mish())
-
-    def forward(self, h: Tensor) -> Tensor:
-        """h [B, T, dim] -> the same shape."""
-        y = h.transpose(1, 2)
-        for conv, mish in (self.conv1, self.conv2):
-            y = mish(conv(F.pad(y.to(conv.weight.dtype), (self.context, 0))).float())
-        return y.transpose(1, 2)
 
 
 class InputEmbedding(nn.Module):
@@ -104,7 +77,6 @@ class AdaptiveNorm(nn.Module):
 class DitAttention(nn.Module):
     def __init__(self, config: DitConfig) -> None:
         super().__init__()
-        self.heads, self.head_dim = config.heads, config.head_dim
         inner = config.heads * config.head_dim
         self.to_q = nn.Linear(config.dim, inner)
         self.to_k = nn.Linear(config.dim, inner)
@@ -113,25 +85,12 @@ class DitAttention(nn.Module):
         # Weight and bias of q, k and v as one product, built on first use.
         self.joint: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, x: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
-        """x [B, T, dim], angles [T, head_dim / 2], mask [T, T]. Only the first head knows positions."""
-        q, k, v = (linear_fp32(layer, x).unflatten(-1, (self.heads, -1)) for layer in (self.to_q, self.to_k, self.to_v))
-        for turned in (q, k):
-            turned[:, :, 0] = apply_rope_pairs(turned[:, :, 0], angles)
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(self.head_dim)
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-        return linear_fp32(self.to_out[0], torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(-2))
-
 
 class FeedForward(nn.Module):
     def __init__(self, dim: int, mult: int) -> None:
         super().__init__()
         inside = nn.Sequential(nn.Linear(dim, mult * dim), nn.GELU(approximate="tanh"))
         self.ff = nn.Sequential(inside, nn.Identity(), nn.Linear(mult * dim, dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner, gelu = self.ff[0]
-        return linear_fp32(self.ff[2], gelu(linear_fp32(inner, x)))
 
 
 class DitBlock(nn.Module):
@@ -140,11 +99,6 @@ class DitBlock(nn.Module):
         self.attn_norm = AdaptiveNorm(config.dim, 6)
         self.attn = DitAttention(config)
         self.ff = FeedForward(config.dim, config.ff_mult)
-
-    def forward(self, h: Tensor, parts: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
-        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = parts
-        h = h + gate * self.attn(layer_norm(h) * (1 + scale) + shift, angles, mask)
-        return h + gate_mlp * self.ff(layer_norm(h) * (1 + scale_mlp) + shift_mlp)
 
 
 class Dit(nn.Module):
@@ -165,16 +119,6 @@ class Dit(nn.Module):
         tau = self.time_embed(t)
         parts = [block.attn_norm.parts(tau) for block in self.transformer_blocks]
         return Modulation(torch.stack(parts, 1), self.norm_out.parts(tau))
-
-    def forward(self, x: Tensor, inputs: Tensor, moment: Modulation, mask: Tensor) -> Tensor:
-        """x [B, T, mel], inputs [B, T, cond + mu + spk], one moment, mask [T, T] -> velocity [B, T, mel]."""
-        h = linear_fp32(self.input_embed.proj, torch.cat((x, inputs), -1))
-        h = h + self.input_embed.conv_pos_embed(h)
-        angles = torch.arange(x.shape[1], device=x.device)[:, None] * self.rotary_embed.inv_freq
-        for block, parts in zip(self.transformer_blocks, moment.blocks, strict=True):
-            h = block(h, parts, angles, mask)
-        scale, shift = moment.output
-        return linear_fp32(self.proj_out, layer_norm(h) * (1 + scale) + shift)
 
 
 NOISE_FRAMES = 15_000
@@ -283,61 +227,3 @@ class Flow(nn.Module):
         heard = F.leaky_relu(self.pre_lookahead_layer.conv1(vectors.transpose(1, 2)), LEAKY_SLOPE)
         added = self.pre_lookahead_layer.conv2(heard * is_past[:, None]).transpose(1, 2)
         return vectors[:, LOOK_BACK_TOKENS : LOOK_BACK_TOKENS + added.shape[1]] + added
-
-    def inputs(self, mu: Tensor, prompt_mel: Tensor, speaker: Tensor) -> Tensor:
-        """mu [n, 80] of tokens from the first on -> [2n, cond + mu + spk]."""
-        mu = mu.repeat_interleave(self.config.token_mel_ratio, 0)
-        cond = F.pad(prompt_mel, (0, 0, 0, max(0, len(mu) - len(prompt_mel))))[: len(mu)]
-        return torch.cat((cond, mu, speaker.expand(len(mu), -1)), -1)
-
-    # -- the slow form -------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def forward_offline(
-        self,
-        tokens: Tensor,
-        prompt_tokens: Tensor,
-        prompt_mel: Tensor,
-        embedding: Tensor,
-        final: bool,
-        mask: Literal["chunk", "full"] | Tensor = "chunk",
-    ) -> Tensor:
-        """tokens [n], prompt_tokens [P], prompt_mel [2P, 80], embedding [192] -> mel [2m, 80] of the m tokens.
-
-        m = n when ``final``, else n - 3: the last three are heard ahead only.
-        """
-        joined = torch.cat((prompt_tokens, tokens)).to(self.device)
-        inputs = self.inputs(self.offline_token_path(joined, final), prompt_mel, self.speaker(embedding))
-        x = self.integrate(inputs, self.resolve(mask, len(inputs)))
-        return x[self.config.token_mel_ratio * len(prompt_tokens) :]
-
-    def offline_token_path(self, tokens: Tensor, final: bool) -> Tensor:
-        ahead = self.config.pre_lookahead_tokens
-        count = len(tokens) if final else max(0, len(tokens) - ahead)
-        if count == 0:
-            return self.input_embedding.weight.new_zeros(0, self.config.input_size)
-        places = torch.arange(-LOOK_BACK_TOKENS, count + ahead, device=self.device)
-        known = tokens[places.clamp(0, len(tokens) - 1)]
-        inside = (places >= 0) & (places < len(tokens))
-        mu: Tensor = self.token_path(known[None], inside[None], inside[None, : count + LOOK_BACK_TOKENS])
-        return mu[0]
-
-    def resolve(self, mask: Literal["chunk", "full"] | Tensor, length: int) -> Tensor:
-        if mask == "full":
-            return torch.ones(length, length, dtype=torch.bool, device=self.device)
-        if isinstance(mask, str):
-            return chunk_mask(length, self.config.dit.block_frames).to(self.device)
-        return mask.to(self.device)
-
-    def integrate(self, inputs: Tensor, mask: Tensor) -> Tensor:
-        """Ten Euler steps from noise to mel; inputs [T, cond + mu + spk]."""
-        noise = positional_noise(self.config.dit.mel_bins).to(self.device)
-        if len(inputs) == 0:
-            return noise[:0]
-        x = noise[torch.arange(len(inputs), device=self.device) % NOISE_FRAMES]
-        both = torch.stack((inputs, torch.zeros_like(inputs)))
-        blocks, outputs = self.modulations()
-        for k, dt in enumerate(ode_timesteps(self.config.ode_steps).diff().tolist()):
-            conditioned, free = self.dit(x.expand(2, -1, -1), both, Modulation(blocks[k], outputs[k]), mask)
-            x = x + dt * (self.guidance.conditioned * conditioned - self.guidance.free * free)
-        return x

@@ -1,7 +1,6 @@
-"""Mel to PCM: the vocoder CausalHiFTGenerator, exact in one pass and exact in pieces (docs/design/cosyvoice3.md).
+"""Mel to PCM: the vocoder CausalHiFTGenerator in pieces that equal one pass (docs/design/cosyvoice3.md).
 
-``forward_offline`` is the slow reference: a whole mel, torch's STFT and its inverse. ``forward`` moves rows of any
-progress on by some frames each, with everything that they need of their past in a state of fixed size. It works
+``forward`` advances rows by some frames each; what they need of their past is in a state of fixed size. It works
 ``LEAD_FRAMES`` behind the mel, and its PCM comes ``WITHHELD_FRAMES`` behind: pitch looks ahead, the network does, and
 neighboring spectra overlap.
 """
@@ -190,21 +189,6 @@ class Hift(nn.Module):
     def fill(self, state: HiftState, row: int, mel: Tensor) -> None:
         """The first ``LEAD_FRAMES`` of an utterance, mel [bins, LEAD_FRAMES], into a zeroed row."""
         self.past.mel.of(state.values)[row, :, -LEAD_FRAMES:] = mel
-
-    def forward_offline(self, mel: Tensor) -> Tensor:
-        """A whole mel [B, bins, F] -> PCM [B, F * frame_samples]."""
-        pitch = self.f0_predictor(mel)
-        start = torch.zeros(len(mel), dtype=torch.long, device=mel.device)
-        phase = torch.zeros(len(mel), self.m_source.num_harmonics, dtype=torch.float64, device=mel.device)
-        excitation, _ = self.m_source(pitch, phase, start)
-        spectrum = self.spectra.stft(excitation.flatten(1))
-        x = self.conv_pre(F.pad(mel, (0, self.config.look_right_frames)))
-        for stage, down in enumerate(self.source_downs):
-            x = self.upsample(stage, x, None)
-            if stage == len(self.ups) - 1:
-                x = F.pad(x, (1, 0), mode="reflect")
-            x = self.mix(stage, x, down(F.pad(spectrum, (down.num_past, 0))), None)
-        return self.limit(self.spectra.istft(*self.polar(x, None)))
 
     def forward(self, mel: Tensor, state: HiftState, end: Tensor) -> Tensor:
         """The next n frames of B rows: mel [B, bins, n] -> PCM [B, n * frame_samples], ``WITHHELD_FRAMES`` behind.

@@ -39,14 +39,6 @@ class F0Predictor(nn.Module):
     def convolutions(self) -> list[nn.Module]:
         return [layer for layer in self.condnet if isinstance(layer, nn.Conv1d)]
 
-    def forward(self, mel: Tensor) -> Tensor:
-        """One pass: mel [B, bins, F], whole -> f0 in Hz [B, F], fp64 inside."""
-        ahead, *left = self.convolutions
-        x = F.elu(convolve(ahead, F.pad(mel.double(), (0, PITCH_LOOK_RIGHT_FRAMES))))
-        for layer in left:
-            x = F.elu(convolve(layer, F.pad(x, (PITCH_KERNEL - 1, 0))))
-        return self.pitch(x)
-
     def window(self, mel: Tensor, first: Tensor) -> Tensor:
         """A run from anywhere: mel [B, bins, 8 + n + 3] around n frames whose first is number ``first`` [B] -> [B, n].
 
@@ -201,12 +193,3 @@ class MatrixStft(nn.Module):
         for place in range(num_parts):
             blocks[:, :, place : place + num_windows] += parts[..., place, :]
         return blocks.flatten(2)
-
-    def stft(self, samples: Tensor) -> Tensor:
-        """torch's own: [B, N] -> [B, n_fft + 2, N / hop + 1]."""
-        found = torch.stft(samples, self.n_fft, self.hop, self.n_fft, self.window, return_complex=True)
-        return torch.cat((found.real, found.imag), dim=1)
-
-    def istft(self, magnitude: Tensor, angle: Tensor) -> Tensor:
-        spectrum = torch.polar(magnitude, angle)
-        return torch.istft(spectrum, self.n_fft, self.hop, self.n_fft, self.window)

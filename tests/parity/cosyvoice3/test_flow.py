@@ -11,9 +11,10 @@ from torch import Tensor
 
 from engine.models.base import VoiceReference
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.flow import Modulation, chunk_mask, positional_noise
+from engine.models.cosyvoice3.flow import Modulation, positional_noise
 from engine.models.cosyvoice3.settings import CosyVoice3Settings
 from engine.models.cosyvoice3.voice import VoicePrompt
+from tests.fakes.cosyvoice3_reference import chunk_mask, conditions, mel_of_tokens, token_vectors, velocity
 from tests.parity.cosyvoice3.cases import DRIVER_PROMPT, DRIVER_TOKENS, FLOWS, Flow
 from tests.parity.cosyvoice3.golden import CPU, Golden, close
 
@@ -36,13 +37,13 @@ def given(vectors: dict[str, Tensor], case: Flow) -> dict[str, Tensor]:
 def test_mel_in_one_pass(
     golden: Golden, vectors: dict[str, Tensor], case: Flow, mask: Literal["chunk", "full"]
 ) -> None:
-    mel = golden.flow.forward_offline(**given(vectors, case), final=True, mask=mask)
+    mel = mel_of_tokens(golden.flow, **given(vectors, case), final=True, mask=mask)
     close(mel, vectors[f"{case.name}/{mask} final"])
 
 
 @pytest.mark.parametrize("case", [case for case in FLOWS if case.num_tokens > 3], ids=lambda case: case.name)
 def test_mel_that_is_not_the_last(golden: Golden, vectors: dict[str, Tensor], case: Flow) -> None:
-    mel = golden.flow.forward_offline(**given(vectors, case), final=False, mask="chunk")
+    mel = mel_of_tokens(golden.flow, **given(vectors, case), final=False, mask="chunk")
     close(mel, vectors[f"{case.name}/chunk open"])
 
 
@@ -55,21 +56,21 @@ def test_masks_are_distinguished(vectors: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("final", [True, False])
 def test_what_tokens_become(golden: Golden, vectors: dict[str, Tensor], final: bool) -> None:
     parts = given(vectors, FIRST)
-    mu = golden.flow.offline_token_path(torch.cat((parts["prompt_tokens"], parts["tokens"])), final)
+    mu = token_vectors(golden.flow, torch.cat((parts["prompt_tokens"], parts["tokens"])), final)
     close(mu, vectors[f"{FIRST.name}/chunk {'final' if final else 'open'}/mu"], 1e-5)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_the_estimator_at_the_first_moment(golden: Golden, vectors: dict[str, Tensor], mask: str) -> None:
     flow, parts = golden.flow, given(vectors, FIRST)
-    mu = flow.offline_token_path(torch.cat((parts["prompt_tokens"], parts["tokens"])), True)
-    inputs = flow.inputs(mu, parts["prompt_mel"], flow.speaker(parts["embedding"]))
+    mu = token_vectors(flow, torch.cat((parts["prompt_tokens"], parts["tokens"])), True)
+    inputs = conditions(flow, mu, parts["prompt_mel"], flow.speaker(parts["embedding"]))
     x = positional_noise(80)[: len(inputs)].expand(2, -1, -1)
     blocks, outputs = flow.modulations()
     sees = chunk_mask(len(inputs), 50) if mask == "chunk" else torch.ones(len(inputs), len(inputs), dtype=torch.bool)
     both = torch.stack((inputs, torch.zeros_like(inputs)))
-    velocity = flow.dit(x, both, Modulation(blocks[0], outputs[0]), sees)
-    close(velocity.transpose(1, 2), vectors[f"{FIRST.name}/{mask} final/v"])
+    found = velocity(flow.dit, x, both, Modulation(blocks[0], outputs[0]), sees)
+    close(found.transpose(1, 2), vectors[f"{FIRST.name}/{mask} final/v"])
 
 
 @pytest.mark.parametrize("case", [case for case in FLOWS if case.num_prompt_tokens], ids=lambda case: case.name)

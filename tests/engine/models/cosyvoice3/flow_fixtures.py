@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 from unittest.mock import patch
 
 import torch
@@ -17,6 +18,7 @@ from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import WITHHELD_FRAMES, Hift
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
+from tests.fakes.cosyvoice3_reference import mel_of_tokens
 
 BINS = 4
 BLOCK_TOKENS, AHEAD = 5, 3
@@ -71,12 +73,12 @@ def voice(num_tokens: int, seed: int = 0) -> Voice:
 NOBODY = Voice(torch.zeros(0, dtype=torch.int64), torch.zeros(0, BINS), torch.zeros(SMALL.spk_embed_size))
 
 
-def whole(tokens: Sequence[int], speaker: Voice, mask: Tensor | str = "chunk", flow: Flow | None = None) -> Tensor:
+def whole(
+    tokens: Sequence[int], speaker: Voice, mask: Tensor | Literal["chunk", "full"] = "chunk", flow: Flow | None = None
+) -> Tensor:
     """The mel of a whole utterance in one pass: the slow reference."""
-    mel: Tensor = (flow or small_flow()).forward_offline(
-        torch.tensor(list(tokens), dtype=torch.int64), speaker.tokens, speaker.mel, speaker.embedding, True, mask
-    )
-    return mel
+    ids = torch.tensor(list(tokens), dtype=torch.int64)
+    return mel_of_tokens(flow or small_flow(), ids, speaker.tokens, speaker.mel, speaker.embedding, True, mask)
 
 
 class ClearVocoder:

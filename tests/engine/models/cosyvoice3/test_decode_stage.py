@@ -18,7 +18,6 @@ from torch import Tensor
 from engine.errors import InvalidRequest
 from engine.models.base import DecodedAudio
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.flow import chunk_mask
 from engine.models.cosyvoice3.flow_memory import PromptSequence
 from tests.engine.models.cosyvoice3.flow_fixtures import (
     AHEAD,
@@ -37,6 +36,7 @@ from tests.engine.models.cosyvoice3.flow_fixtures import (
     whole,
 )
 from tests.engine.splits import cuts_of
+from tests.fakes.cosyvoice3_reference import chunk_mask
 
 TOKEN_SAMPLES = 2 * MEL_SAMPLES
 VOICES = {"none": NOBODY, "short": voice(4), "one block": voice(9), "two": voice(13), "aligned": voice(15)}

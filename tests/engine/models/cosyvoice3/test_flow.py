@@ -1,4 +1,4 @@
-"""The flow: its offline form, and which blocks may open and go on."""
+"""The flow: in one pass, and which blocks may open and go on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.models.cosyvoice3.config import FlowConfig
-from engine.models.cosyvoice3.flow import Flow, chunk_mask, ode_timesteps, positional_noise
+from engine.models.cosyvoice3.flow import Flow, ode_timesteps, positional_noise
 from engine.models.cosyvoice3.flow_memory import (
     BlockSequence,
     BlockShape,
@@ -31,6 +31,7 @@ from tests.engine.models.cosyvoice3.flow_fixtures import (
     voice,
     whole,
 )
+from tests.fakes.cosyvoice3_reference import attend, chunk_mask, integrate, mel_of_tokens
 from tests.fakes.cosyvoice3_tensors import flow_shapes
 
 TOKENS = [(7 * i + i * i) % SMALL.vocab_size for i in range(40)]
@@ -61,7 +62,7 @@ def test_noise_begins_again_after_300_seconds() -> None:
     inputs = torch.zeros(3, 3 * 4)
     x = positional_noise(4)
     assert x.shape == (15_000, 4)
-    assert flow.integrate(inputs, torch.ones(3, 3, dtype=torch.bool)).shape == (3, 4)
+    assert integrate(flow, inputs, torch.ones(3, 3, dtype=torch.bool)).shape == (3, 4)
 
 
 def test_only_pairs_are_turned() -> None:
@@ -72,11 +73,11 @@ def test_only_pairs_are_turned() -> None:
 def test_positions_reach_the_first_head_alone() -> None:
     """Without it, and without the convolutions, nothing could tell two places of a block apart."""
     flow, angles = small_flow(), torch.arange(6.0)[:, None] * small_flow().dit.rotary_embed.inv_freq
-    attention = flow.dit.transformer_blocks[0].attn
+    block = flow.dit.transformer_blocks[0]
     x, mask = torch.randn(1, 6, SMALL.dit.dim), torch.ones(6, 6, dtype=torch.bool)
-    moved = attention(x, angles + 1.0, mask)
-    torch.testing.assert_close(attention(x, angles, mask), moved, atol=1e-5, rtol=0)
-    assert (attention(x, angles, mask) - attention(x, 2 * angles, mask)).abs().max() > 1e-3
+    moved = attend(block, x, angles + 1.0, mask)
+    torch.testing.assert_close(attend(block, x, angles, mask), moved, atol=1e-5, rtol=0)
+    assert (attend(block, x, angles, mask) - attend(block, x, 2 * angles, mask)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("num_prompt", [0, 4, 7, 10])
@@ -89,7 +90,7 @@ def test_later_tokens_change_no_earlier_block(num_prompt: int) -> None:
         if count <= 0:
             continue
         given_tokens = torch.tensor(TOKENS[: count + AHEAD])
-        part = flow.forward_offline(given_tokens, speaker.tokens, speaker.mel, speaker.embedding, final=False)
+        part = mel_of_tokens(flow, given_tokens, speaker.tokens, speaker.mel, speaker.embedding, final=False)
         assert len(part) == 2 * count
         torch.testing.assert_close(part, full[: 2 * count], atol=SAME, rtol=0)
 
@@ -98,7 +99,8 @@ def test_masks_and_ends_that_are_not_aligned_matter() -> None:
     speaker = voice(7)
     full = whole(TOKENS, speaker)
     assert (whole(TOKENS, speaker, "full") - full).abs().max() > 0.01
-    cut = small_flow().forward_offline(torch.tensor(TOKENS[:13]), speaker.tokens, speaker.mel, speaker.embedding, False)
+    first = torch.tensor(TOKENS[:13])
+    cut = mel_of_tokens(small_flow(), first, speaker.tokens, speaker.mel, speaker.embedding, final=False)
     assert (cut - full[: len(cut)]).abs().max() > 0.01
 
 

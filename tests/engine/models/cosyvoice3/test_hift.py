@@ -20,6 +20,7 @@ from engine.models.cosyvoice3.load import adapt_hift
 from engine.models.cosyvoice3.vocoder_stage import MAX_CALL_FRAMES, HiftBatch, HiftGraphs, common_lengths
 from tests.fakes.cosyvoice3_checkpoint import WEIGHT_NORMS, hift_tensors, with_weight_norm
 from tests.fakes.cosyvoice3_dims import TINY
+from tests.fakes.cosyvoice3_reference import pcm_of_mel, pitch_of_mel
 from tests.fakes.cosyvoice3_tensors import hift_shapes
 
 MAX_FRAMES = 40
@@ -46,7 +47,7 @@ def tiny() -> Hift:
 def utterance(num_frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """A mel [F, bins] and its PCM in one pass."""
     mel = torch.randn(num_frames, 80, generator=torch.Generator().manual_seed(seed))
-    return mel, tiny().forward_offline(mel.t()[None])[0]
+    return mel, pcm_of_mel(tiny(), mel.t()[None])[0]
 
 
 def spoken(rows: HiftBatch, slot: int, pieces: Sequence[Tensor]) -> Tensor:
@@ -170,7 +171,7 @@ def test_minutes_keep_one_size_of_state_and_end_as_one_pass_does(minutes: float)
     assert rows.utterances[0].early is None
     assert rows.state.phase.abs().max() < 1
     (end,) = rows.push([0], [mel[-50:]], [True])
-    whole = hift.forward_offline(mel.t()[None])[0]
+    whole = pcm_of_mel(hift, mel.t()[None])[0]
     close(end, whole[-len(end) :], 1e-4)
 
 
@@ -179,7 +180,7 @@ def test_later_frames_do_not_change_what_is_out() -> None:
     mel, pcm = utterance(MAX_FRAMES)
     other = mel.clone()
     other[25] += 1
-    changed = (tiny().forward_offline(other.t()[None])[0] - pcm).abs() > 1e-7
+    changed = (pcm_of_mel(tiny(), other.t()[None])[0] - pcm).abs() > 1e-7
     first = int(changed.nonzero()[0])
     assert 480 * 20 <= first < 480 * 22
 
@@ -189,7 +190,7 @@ def test_pitch_of_a_window_equals_the_whole_in_float64() -> None:
     names = {name: tensor for name, tensor in hift_tensors(TINY.hift, 5).items() if name.startswith("f0_predictor.")}
     predictor.load_state_dict({name.removeprefix("f0_predictor."): tensor for name, tensor in names.items()})
     mel = torch.randn(1, 80, 30)
-    whole = predictor.double()(mel)
+    whole = pitch_of_mel(predictor.double(), mel)
     for first in (0, 3, 12):
         noise_before = torch.cat((torch.full((1, 80, 8), 9.0), mel), -1)
         found = predictor.window(noise_before[..., first : first + 8 + 6 + 3], torch.tensor([first]))

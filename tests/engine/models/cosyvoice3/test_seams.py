@@ -18,13 +18,14 @@ from engine.models.base import Pcm
 from engine.models.cosyvoice3 import decode_stage
 from engine.models.cosyvoice3.config import HiftConfig
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.flow import Flow, chunk_mask
+from engine.models.cosyvoice3.flow import Flow
 from engine.models.cosyvoice3.hift import Hift
 from engine.models.cosyvoice3.hift_source import HarmonicSource
 from engine.models.cosyvoice3.settings import CosyVoice3Settings, FlowSettings
 from tests.audio import seam_report
 from tests.engine.models.cosyvoice3.flow_fixtures import SMALL, Voice, fill
 from tests.fakes.cosyvoice3_checkpoint import hift_tensors
+from tests.fakes.cosyvoice3_reference import chunk_mask, mel_of_tokens, pcm_of_mel
 
 RATE, MEL_SAMPLES, TOKEN_SAMPLES = 24_000, 480, 960
 NUM_TOKENS, BLOCK_TOKENS = 150, 5
@@ -114,9 +115,9 @@ def one_pass(context_blocks: int | None) -> Pcm:
     voice = speaker()
     num_frames = 2 * (NUM_TOKENS + len(voice.tokens))
     mask = chunk_mask(num_frames, 2 * BLOCK_TOKENS, context_blocks, first_block=1)
-    mel = flow().forward_offline(torch.tensor(tokens()), voice.tokens, voice.mel, voice.embedding, True, mask)
+    mel = mel_of_tokens(flow(), torch.tensor(tokens()), voice.tokens, voice.mel, voice.embedding, True, mask)
     with torch.inference_mode():
-        pcm: Pcm = hift().forward_offline(mel.t()[None])[0].numpy()
+        pcm: Pcm = pcm_of_mel(hift(), mel.t()[None])[0].numpy()
     return pcm
 
 
@@ -145,9 +146,9 @@ def test_chunks_each_spoken_for_itself_are_heard() -> None:
     """A fresh vocoder for every block of the same mel."""
     voice, every = speaker(), []
     for seed in SEEDS:
-        mel = flow().forward_offline(torch.tensor(tokens(seed)), voice.tokens, voice.mel, voice.embedding, True)
+        mel = mel_of_tokens(flow(), torch.tensor(tokens(seed)), voice.tokens, voice.mel, voice.embedding, True)
         with torch.inference_mode():
-            pieces = [hift().forward_offline(piece.t()[None])[0].numpy() for piece in mel[4:].split(2 * BLOCK_TOKENS)]
+            pieces = [pcm_of_mel(hift(), piece.t()[None])[0].numpy() for piece in mel[4:].split(2 * BLOCK_TOKENS)]
         ends = np.cumsum([len(piece) for piece in pieces])[:-1].tolist()
         every.append(share_below(np.concatenate(pieces), ends))
     assert np.mean(every, 0).max() > LIKE_ANY_OTHER
