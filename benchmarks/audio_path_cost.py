@@ -17,8 +17,6 @@ from functools import partial
 
 import numpy as np
 
-from engine.api import SpeechChunk
-from sessions.audio.crossfade import Crossfader
 from sessions.audio.formats.ogg_opus import OggOpusMuxer
 from sessions.audio.framer import Framer
 from sessions.audio.g711 import pcm_to_mulaw
@@ -31,7 +29,7 @@ from sessions.audio.segment_joiner import SegmentJoiner
 
 SPOKEN_RATE = 24_000
 CHUNK_MS = 80
-TAIL_SAMPLES = 480
+OVERLAP_SAMPLES = 480
 COMPLEXITIES = (0, 5, 10)
 Work = Callable[[], None]
 
@@ -59,22 +57,6 @@ def push_all(make: Callable[[], Callable[[Pcm], object]], chunks: list[Pcm]) -> 
         push = make()
         for chunk in chunks:
             push(chunk)
-
-    return work
-
-
-def crossfades(chunks: list[Pcm], tail_samples: int) -> Work:
-    signal = np.concatenate([*chunks, np.zeros(tail_samples, np.float32)])
-    starts = [0, *itertools.accumulate(chunk.size for chunk in chunks)]
-    speech = [
-        SpeechChunk("r", start, signal[start : end + tail_samples], tail_samples)
-        for start, end in itertools.pairwise(starts)
-    ]
-
-    def work() -> None:
-        crossfader = Crossfader()
-        for chunk in speech:
-            crossfader.push(chunk)
 
     return work
 
@@ -125,9 +107,7 @@ def packet_steps(chunks: list[Pcm]) -> Iterator[tuple[str, Work]]:
 
 def all_steps(seconds: int) -> Iterator[tuple[str, Work]]:
     chunks = chunks_of(voiced(seconds * SPOKEN_RATE))
-    yield "crossfade, no tails", crossfades(chunks, 0)
-    yield "crossfade, 20 ms tails", crossfades(chunks, TAIL_SAMPLES)
-    yield "segment joiner, 20 ms", push_all(lambda: SegmentJoiner(TAIL_SAMPLES).push, chunks)
+    yield "segment joiner, 20 ms", push_all(lambda: SegmentJoiner(OVERLAP_SAMPLES).push, chunks)
     for rate in (8_000, 12_000, 16_000, 48_000):
         yield f"resample to {rate // 1000} kHz", push_all(partial(resampler_push, rate), chunks)
     yield "frame to 20 ms", push_all(lambda: Framer(480).push, chunks)

@@ -88,7 +88,7 @@ class Speaker:
         async for event in self._engine.submit(request):
             if isinstance(event, SpeechChunk):
                 first_s = first_s or time.monotonic()
-                pieces.append(event.pcm[: len(event.pcm) - event.provisional_tail_samples])
+                pieces.append(event.pcm)
             elif isinstance(event, RequestFinished):
                 break
         pcm = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)

@@ -143,7 +143,7 @@ class Connection:
         start = row.num_told * FRAME_SAMPLES
         row.num_told += num_frames
         places = np.arange(start, start + num_frames * FRAME_SAMPLES) % self.speech.size
-        return SpeechChunk(row.request_id, start, self.speech[places], 0, row.ended)
+        return SpeechChunk(row.request_id, start, self.speech[places], last=row.ended)
 
 
 async def serve(socket: Path, step_s: float) -> None:

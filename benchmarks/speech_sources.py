@@ -164,7 +164,7 @@ async def _speak_one(engine: SpeechEngine, task: Task, setting: Setting) -> Pcm:
     pieces: list[Pcm] = []
     async for event in stream:
         if isinstance(event, SpeechChunk):
-            pieces.append(event.pcm[: len(event.pcm) - event.provisional_tail_samples])
+            pieces.append(event.pcm)
         if isinstance(event, RequestFinished):
             break
     return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)

@@ -254,14 +254,14 @@ class OrphanedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SpeechChunk:
-    """A run of PCM. Chunks of a request arrive in order; without a provisional tail they abut exactly."""
+    """A run of PCM. Chunks of a request arrive in order and abut exactly."""
 
     request_id: str
     # Position of ``pcm[0]`` in the request's audio, in samples at the engine's rate.
     start_sample: int
     # Mono float32 in [-1, 1].
     pcm: Pcm
-    # Samples at the end that the next chunk repeats at its head, rendered with more context.
+    # Always 0.
     provisional_tail_samples: int = 0
     last: bool = False
     # int16: what was sampled since the chunk before, control tokens included.

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 
 from engine.api import SpeechChunk
-from sessions.audio.crossfade import Crossfader
 from sessions.audio.formats.registry import is_cpu_intensive
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
@@ -38,9 +37,13 @@ PAUSE_MS = 40
 AudioOutput = Sequence[AudioPacket] | FlushItem
 
 
+class ChunkOrderError(ValueError):
+    """A chunk that does not follow the chunks before it: a fault of the engine that made the chunks."""
+
+
 class AudioTrack:
-    """Crossfader, joiner, change of speed, resampler and encoder of one response. One call at a time; costly work
-    runs in a thread."""
+    """Joiner, change of speed, resampler and encoder of one response. One call at a time; costly work runs in a
+    thread."""
 
     def __init__(
         self,
@@ -66,7 +69,9 @@ class AudioTrack:
             pause_ms, drain_ms = pause_ms * speed + STRETCH_MS, drain_ms * speed
         self._pause_samples = int(engine_rate * pause_ms / 1000)
         self._drain_samples = int(engine_rate * drain_ms / 1000)
-        self._crossfader: Crossfader | None = None
+        # Where the next chunk of the segment starts; ``None`` before the first segment.
+        self._next_start_sample: int | None = None
+        self._is_segment_complete = False
         self._on_speech: Callable[[Pcm], None] = lambda pcm: None
         self._engine_rate = engine_rate
         self._has_styles = has_styles
@@ -91,9 +96,10 @@ class AudioTrack:
     async def begin_segment(
         self, on_speech: Callable[[Pcm], None] = lambda pcm: None, style: SpeechStyle = PLAIN_STYLE
     ) -> Sequence[AudioPacket]:
-        """Begin the next segment; ``on_speech`` is called with its speech as that leaves the crossfader. Behind a
-        break its first silence is left out."""
-        is_first, self._crossfader = self._crossfader is None, Crossfader()
+        """Begin the next segment; ``on_speech`` is called with its speech. Behind a break its first silence is left
+        out."""
+        is_first = self._next_start_sample is None
+        self._next_start_sample, self._is_segment_complete = 0, False
         self._on_speech = on_speech
         if self._has_styles:
             self._shaper = SpeechShaper(self._engine_rate, style.speed, style.gain, trims_start=self._is_silent)
@@ -110,8 +116,8 @@ class AudioTrack:
                 packets += await self._begin_join()
                 num_samples += self._join_samples
             num_samples += self._join_samples
-        self._crossfader = Crossfader()
-        self._is_silent = True
+        # What follows joins the silence, even if nothing was before it.
+        self._next_start_sample, self._is_silent = 0, True
         for start in range(0, num_samples, self._engine_rate):
             packets += await self._add(np.zeros(min(self._engine_rate, num_samples - start), np.float32))
             await asyncio.sleep(0)
@@ -145,10 +151,11 @@ class AudioTrack:
 
     async def end_segment(self, is_break_next: bool = False) -> list[AudioOutput]:
         """End the segment. Before a break its last silence is left out."""
-        assert self._crossfader is not None, "an end before begin_segment"
-        packets = [*await self._process(self._crossfader.finish())]
+        assert self._next_start_sample is not None, "an end before begin_segment"
+        self._is_segment_complete = True
+        packets: Sequence[AudioPacket] = []
         if self._shaper is not None:
-            packets += await self._add(await self._encoders.run(partial(self._shaper.finish, is_break_next)))
+            packets = await self._add(await self._encoders.run(partial(self._shaper.finish, is_break_next)))
         return [packets, *await self.complete_flush()]
 
     async def flush(self, item: FlushItem, is_segment_next: bool) -> list[AudioOutput]:
@@ -177,14 +184,21 @@ class AudioTrack:
         return [*packets, *await self._run(self._encoder.flush)]
 
     async def _push_speech(self, chunk: SpeechChunk) -> Sequence[AudioPacket]:
-        assert self._crossfader is not None, "a chunk before begin_segment"
-        return await self._process(self._crossfader.push(chunk))
-
-    async def _process(self, pcm: Pcm) -> Sequence[AudioPacket]:
-        shaper = self._shaper
+        self._check_order(chunk)
+        self._next_start_sample = chunk.start_sample + chunk.pcm.size
+        self._is_segment_complete = chunk.last
+        shaper, pcm = self._shaper, chunk.pcm
         packets = await self._add(pcm if shaper is None else await self._encoders.run(lambda: shaper.push(pcm)))
         self._on_speech(pcm)
         return packets
+
+    def _check_order(self, chunk: SpeechChunk) -> None:
+        """Raise ``ChunkOrderError`` for a gap, an overlap, or a chunk after the last."""
+        assert self._next_start_sample is not None, "a chunk before begin_segment"
+        if self._is_segment_complete:
+            raise ChunkOrderError(f"chunk at sample {chunk.start_sample} comes after the last chunk")
+        if chunk.start_sample != self._next_start_sample:
+            raise ChunkOrderError(f"chunk starts at sample {chunk.start_sample}, expected {self._next_start_sample}")
 
     async def _insert_pause(self) -> Sequence[AudioPacket]:
         """Insert silence; nothing if a pause did that already. It brings all sound so far out of the encoder, but for
@@ -233,7 +247,7 @@ class AudioTrack:
 
 
 def split_chunk(chunk: SpeechChunk, num_samples: int) -> tuple[SpeechChunk, SpeechChunk]:
-    """The first ``num_samples`` of a chunk without its provisional tail, and the remainder, maybe empty."""
-    num_samples = min(num_samples, chunk.pcm.size - chunk.provisional_tail_samples)
-    first = replace(chunk, pcm=chunk.pcm[:num_samples], provisional_tail_samples=0, last=False)
+    """The first ``num_samples`` of a chunk, and the remainder, maybe empty."""
+    num_samples = min(num_samples, chunk.pcm.size)
+    first = replace(chunk, pcm=chunk.pcm[:num_samples], last=False)
     return first, replace(chunk, start_sample=chunk.start_sample + num_samples, pcm=chunk.pcm[num_samples:])

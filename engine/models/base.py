@@ -221,12 +221,10 @@ class SpeechModel(Protocol):
 
 @dataclass(slots=True)
 class DecodedAudio:
-    """PCM of one slot out of one decode step; its first ``overlap_samples`` render the last provisional tail again."""
+    """PCM of one slot out of one decode step, behind that of the step before."""
 
     slot: int
     pcm: Pcm
-    overlap_samples: int = 0
-    provisional_tail_samples: int = 0
     error: str | None = None
 
 

@@ -207,14 +207,13 @@ class Engine:
             pcm = request.resumption.skip_received(pcm)
             if not len(pcm):
                 return
-        fresh = len(pcm) - chunk.overlap_samples
-        start = request.clock.num_emitted - chunk.overlap_samples
+        start = request.clock.num_emitted
         if request.first_chunk_s is None:
             request.first_chunk_s = now
         last = request.phase is RequestPhase.DRAINING and request.num_pending_frames == 0
-        request.clock.emit(fresh, now)
+        request.clock.emit(len(pcm), now)
         codes = self.pop_codes(request)
-        event = SpeechChunk(request.spec.request_id, start, pcm, chunk.provisional_tail_samples, last, codes)
+        event = SpeechChunk(request.spec.request_id, start, pcm, last=last, codes=codes)
         request.last_sent = last
         self.requests.events.append((request.epoch, event))
         request.num_chunks += 1

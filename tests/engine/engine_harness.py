@@ -39,11 +39,9 @@ class RecordedRequest:
     @property
     def point(self) -> ResumePoint | None:
         """Where another engine can go on: none while nothing has been received."""
-        tail = self.chunks[-1].provisional_tail_samples if self.chunks else 0
         codes = self.spec.resume.codes if self.spec.resume and self.spec.is_takeover else b""
-        received = self.num_samples - tail
-        point = ResumePoint(codes=codes + b"".join(chunk.codes for chunk in self.chunks), num_samples=received)
-        return point if received else None
+        codes += b"".join(chunk.codes for chunk in self.chunks)
+        return ResumePoint(codes=codes, num_samples=self.num_samples) if self.num_samples else None
 
     def take(self, event: SpeechEvent | RequestReleased) -> None:
         assert not self.released, "an event after Released"
@@ -64,8 +62,7 @@ class RecordedRequest:
 
     def _take_chunk(self, chunk: SpeechChunk) -> None:
         assert not any(c.last for c in self.chunks), "a chunk after the last"
-        tail = self.chunks[-1].provisional_tail_samples if self.chunks else 0
-        assert chunk.start_sample == self.num_samples - tail, "chunks do not abut"
+        assert chunk.start_sample == self.num_samples, "chunks do not abut"
         self.num_samples = chunk.start_sample + len(chunk.pcm)
 
     @property
@@ -87,12 +84,7 @@ class RecordedRequest:
 
     @property
     def pcm(self) -> Pcm:
-        """Without crossfades: what comes again is taken as it came first."""
-        end, pieces = len(self.before), [self.before]
-        for chunk in self.chunks:
-            pieces.append(chunk.pcm[end - chunk.start_sample :])
-            end = chunk.start_sample + len(chunk.pcm)
-        return np.concatenate(pieces)
+        return np.concatenate([self.before, *(chunk.pcm for chunk in self.chunks)])
 
 
 class EngineHarness:

@@ -12,7 +12,7 @@ from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 from tests.fakes.cosyvoice3_checksum import CosyVoice3Family
 from tests.fakes.cosyvoice3_voices import write_saved_voices
 from tests.fakes.cosyvoice_checksum import CosyVoiceChecksumFamily
-from tests.fakes.qwen_checksum import QwenChecksumFamily, WindowedQwenFamily
+from tests.fakes.qwen_checksum import QwenChecksumFamily
 
 
 class Family(NamedTuple):
@@ -34,7 +34,7 @@ def write_with_voice(folder: Path) -> Path:
 FAMILIES = (
     Family(
         "qwen3_tts",
-        (QwenChecksumFamily(), WindowedQwenFamily()),
+        (QwenChecksumFamily(),),
         lambda folder: write_checkpoint(folder, TINY),
         (
             *("config.json", "model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"),

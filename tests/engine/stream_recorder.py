@@ -19,12 +19,7 @@ class RecordedStream:
 
     @property
     def pcm(self) -> Pcm:
-        """Without crossfades: what comes again is taken as it came first."""
-        end, pieces = 0, [np.zeros(0, np.float32)]
-        for chunk in self.chunks:
-            pieces.append(chunk.pcm[end - chunk.start_sample :])
-            end = chunk.start_sample + len(chunk.pcm)
-        return np.concatenate(pieces)
+        return np.concatenate([np.zeros(0, np.float32), *(chunk.pcm for chunk in self.chunks)])
 
     @property
     def num_samples(self) -> int:

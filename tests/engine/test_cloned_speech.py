@@ -26,12 +26,12 @@ from engine.child import EngineProcess
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.launch import create_engine
-from engine.load import load_engine, load_family
-from engine.runtime.engine import Engine
+from engine.load import load_engine
+from engine.models.qwen3_tts.config import read_config
+from engine.models.qwen3_tts.load import load_codec
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import TINY, write_checkpoint
-from tests.fakes.windowed_stage import WindowedDecodeStage
 
 RATE = 24_000
 TRANSCRIPT = "the dog"
@@ -212,24 +212,18 @@ def test_streams_of_a_voice_share_prefix_and_primed_decoder(folder: Path) -> Non
     assert len(bench.engine.prefixes) == before + 1
 
 
-def windowed_bench_of(folder: Path) -> EngineHarness:
-    config = EngineConfig(kv_memory_mb=8, max_running_requests=4, max_batch_size=4)
-    family = load_family(folder, config, torch.device("cpu"), torch.float32)
-    assert family.codec is not None
-    stage = WindowedDecodeStage(family.codec.module, 4, 0.0, context_frames=25, overlap_samples=0)
-    return EngineHarness(Engine(family.model, stage, config))
-
-
-def test_primed_decoder_matches_the_windowed_reference(folder: Path) -> None:
-    heard = []
-    for bench in (bench_of(folder), windowed_bench_of(folder)):
-        spec = dict(text="hello there", text_closed=True, max_frames=6, sampling=GREEDY)
-        epoch = bench.submit(voice=voice_of(9), **spec)
-        bench.run()
-        heard.append(bench.heard[epoch].pcm)
-    assert heard[0].shape == heard[1].shape
-    np.testing.assert_allclose(*heard, atol=1e-3)
-    assert torch.isfinite(torch.from_numpy(heard[0])).all()
+def test_decoder_continues_the_recording(folder: Path) -> None:
+    """As decoded in one piece, recording and speech."""
+    bench, voice = bench_of(folder), voice_of(9)
+    epoch = bench.submit(voice=voice, text="hello there", text_closed=True, max_frames=6, sampling=GREEDY)
+    bench.run()
+    heard = bench.heard[epoch]
+    spoken = b"".join(chunk.codes for chunk in heard.chunks)
+    codes = np.frombuffer(voice.codes + spoken, np.int16).reshape(-1, TINY["books"]).astype(np.int64)
+    codec = load_codec(folder, read_config(folder), torch.float32, torch.device("cpu"))
+    whole = codec(torch.from_numpy(codes).t()[None])[0].numpy()
+    assert len(heard.pcm) == 6 * 1920
+    np.testing.assert_allclose(heard.pcm, whole[9 * 1920 :][: len(heard.pcm)], atol=1e-3)
 
 
 async def test_queued_recordings_end_when_the_engine_closes(folder: Path) -> None:

@@ -39,8 +39,6 @@ class FakeScript:
     # Seconds of work for a second of audio, after the first chunk.
     real_time_factor: float = 0.25
     chunk_frames: int = 1
-    # At most one frame.
-    provisional_tail_samples: int = 0
     # Frame index -> extra seconds before the chunk that begins there: an underrun of the engine's making.
     stalls_s: Mapping[int, float] = field(default_factory=dict)
     # End in ``ERROR`` instead of making this frame.

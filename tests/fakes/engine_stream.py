@@ -207,12 +207,11 @@ class FakeSpeechStream:
         codes += [self._script.draw_code() for _ in range(num_frames - len(codes))]
         self.num_frames += num_frames
         last = self._text_closed and self.num_frames == self._known_frames()
-        tail = 0 if last else self._script.provisional_tail_samples
-        pcm = tone(self._request, start_sample, num_frames * FRAME_SAMPLES + tail)
+        pcm = tone(self._request, start_sample, num_frames * FRAME_SAMPLES)
         if any(codes):
             pcm = pcm + np.repeat(np.array(codes, np.float32) / 256, FRAME_SAMPLES)
         code_bytes = np.array(codes, np.int16).tobytes()
-        self._put(SpeechChunk(self.request_id, start_sample, pcm, tail, last, code_bytes))
+        self._put(SpeechChunk(self.request_id, start_sample, pcm, last=last, codes=code_bytes))
         self._playback.generated(self.num_frames * FRAME_SAMPLES)
 
     def _end(self, reason: FinishReason, error: ErrorInfo | None = None) -> None:

@@ -27,7 +27,6 @@ from engine.models.qwen3_tts.codec_decoder import CodecState
 from engine.runtime.call_planner import DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import make_eager_stage
 from tests.fakes.checksum_model import ChecksumSequence, ChecksumTalker
-from tests.fakes.windowed_stage import WindowedDecodeStage
 
 NUM_CODES, NUM_BOOKS = 64, 2
 SAMPLE_RATE, FRAME_SAMPLES = 600, 48
@@ -135,18 +134,3 @@ class QwenChecksumFamily:
             return np.zeros(0, dtype=np.float32)
         pcm: Pcm = RunningSumCodec()(torch.tensor([codes]).transpose(1, 2))[0].numpy()
         return pcm
-
-
-class WindowedQwenFamily(QwenChecksumFamily):
-    """With the windowed stage, whose window holds all there is: the same sound, but every tail comes twice."""
-
-    name = "qwen, windowed"
-
-    def make_stage(self, config: EngineConfig) -> DecodeStage:
-        return WindowedDecodeStage(
-            RunningSumCodec(),
-            config.max_running_requests,
-            DECODE_BATCHING_SLACK_S,
-            context_frames=9999,
-            overlap_samples=20,
-        )

@@ -20,7 +20,7 @@ from sessions import audio_track
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.formats.registry import RATES, stream_encoder
 from sessions.audio.opus_library import OpusUnavailable
-from sessions.audio_track import ENCODE_SLICE_PACKETS, AudioOutput, AudioTrack
+from sessions.audio_track import ENCODE_SLICE_PACKETS, AudioOutput, AudioTrack, ChunkOrderError
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.encoders import EncoderPool
 from sessions.events import ResponseAudio
@@ -192,6 +192,27 @@ async def test_after_a_pause_all_speech_can_be_heard(encoding: Encoding, rate: i
         return
     end = decoded[-decoded_rate // 50 :]
     assert np.abs(end).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "start", "last", "message"),
+    [
+        (9, 11, False, "starts at sample 11, expected 9"),
+        (9, 8, False, "starts at sample 8, expected 9"),
+        (9, 9, True, "after the last"),
+    ],
+)
+async def test_chunk_out_of_place_is_refused_and_changes_nothing(
+    num_samples: int, start: int, last: bool, message: str
+) -> None:
+    track, pcm = AudioTrack(AudioFormat(), ENGINE_RATE, EncoderPool(0)), np.zeros(num_samples, np.float32)
+    await track.begin_segment()
+    await track.push(SpeechChunk("r", 0, pcm, last=last))
+    with pytest.raises(ChunkOrderError, match=message):
+        await track.push(SpeechChunk("r", start, pcm))
+    assert track.num_engine_samples == num_samples
+    await track.begin_segment()
+    await track.push(SpeechChunk("r", 0, pcm))
 
 
 async def test_long_chunk_does_not_block_the_event_loop() -> None:

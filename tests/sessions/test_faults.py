@@ -402,7 +402,6 @@ SCRIPTS = st.builds(
     end_at_frame=st.sampled_from([None, None, 4]),
     end_reason=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
     stalls_s=st.sampled_from([{}, {5: 3.0}, {1: 100.0}]),
-    provisional_tail_samples=st.sampled_from([0, 480]),
 )
 WHICH = st.integers(0, 3)
 PLAYED_MS = st.sampled_from([None, -1.0, 0.0, 500.0, 1e9])

@@ -89,7 +89,7 @@ class FakeStream:
 
     async def __aiter__(self):
         assert self.ended
-        yield SpeechChunk("x", 0, np.ones(30, np.float32), provisional_tail_samples=10)
+        yield SpeechChunk("x", 0, np.ones(20, np.float32))
         yield SpeechChunk("x", 20, np.ones(5, np.float32), last=True)
         yield RequestFinished("x", FinishReason.STOP)
 

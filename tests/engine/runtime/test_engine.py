@@ -23,7 +23,7 @@ from engine.runtime.request import Request, RequestPhase, StepBatch
 from tests.engine.engine_harness import EngineHarness, RecordedRequest
 from tests.fakes.checksum_model import ChecksumFamily, reference_codes
 from tests.fakes.cosyvoice_checksum import CosyVoiceChecksumFamily
-from tests.fakes.qwen_checksum import QwenChecksumFamily, WindowedQwenFamily
+from tests.fakes.qwen_checksum import QwenChecksumFamily
 
 MAX_TEXT = 24
 LIMITS: dict[str, Any] = dict(min_frame_cap=30, frames_per_text_token=6, max_frames=60)
@@ -241,10 +241,6 @@ class QwenLaws(EngineLaws):
     shape = QwenChecksumFamily()
 
 
-class WindowedLaws(EngineLaws):
-    shape = WindowedQwenFamily()
-
-
 class CosyVoiceLaws(EngineLaws):
     shape = CosyVoiceChecksumFamily()
 
@@ -252,8 +248,6 @@ class CosyVoiceLaws(EngineLaws):
 LAW_SETTINGS = settings(max_examples=25, stateful_step_count=40)
 TestQwenLaws = QwenLaws.TestCase
 TestQwenLaws.settings = LAW_SETTINGS
-TestWindowedLaws = WindowedLaws.TestCase
-TestWindowedLaws.settings = LAW_SETTINGS
 TestCosyVoiceLaws = CosyVoiceLaws.TestCase
 TestCosyVoiceLaws.settings = LAW_SETTINGS
 

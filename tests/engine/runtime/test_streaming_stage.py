@@ -12,12 +12,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.api import SamplingParams
+from engine.config import EngineConfig
+from engine.launch import EMBEDDED_VOICE
+from engine.load import load_engine
 from engine.models.base import DecodedAudio, Pcm, VoiceReference
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load import load_codec
+from engine.models.qwen3_tts.prompt import QwenSequence
 from engine.runtime import codec_runners
 from engine.runtime.codec_runners import make_eager_stage
+from tests.audio.seam_report import seam_report
+from tests.engine.engine_harness import EngineHarness
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 # Of samples in [-1, 1]; rows of a call share products whose sums run in another order for another number of rows.
@@ -89,8 +96,6 @@ class ExactDecodeLaws(RuleBasedStateMachine):
         assert len({chunk.slot for chunk in chunks}) == len(chunks)
         for chunk in chunks:
             assert chunk.error is None
-            assert not chunk.overlap_samples
-            assert not chunk.provisional_tail_samples
             self.heard[chunk.slot].append(chunk.pcm)
 
     @precondition(lambda self: self.fed)
@@ -315,3 +320,58 @@ def test_warming_up_leaves_no_trace(codec: CodecDecoder) -> None:
         stage.feed(slot, frame)
     heard = np.concatenate([out.pcm for _ in range(3) for out in stage.step({})])
     np.testing.assert_allclose(heard, offline(codec, frames), atol=TOLERANCE)
+
+
+# -- on speech ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def voice() -> CodecDecoder:
+    return load_codec(EMBEDDED_VOICE, read_config(EMBEDDED_VOICE), torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def spoken_frames() -> list[list[int]]:
+    """What the embedded voice says, as codes."""
+    loaded = load_engine(EMBEDDED_VOICE, EngineConfig(kv_memory_mb=32, lazy_graph_capture=True), "cpu", "float32", True)
+    bench = EngineHarness(loaded.make_engine())
+    text = "the quick brown fox jumps over the lazy dog and runs away into the forest"
+    row = bench.request(bench.submit(text=text, text_closed=True, sampling=SamplingParams(seed=4))).row
+    bench.run()
+    assert isinstance(row, QwenSequence)
+    assert len(row.codes) >= 30
+    return row.codes
+
+
+def decode(codec: CodecDecoder, frames: list[list[int]], piece: int) -> Pcm:
+    """Feed ``frames`` in pieces, a round after each, then finalize and drain."""
+    stage, chunks = make_eager_stage(codec, 1, 0.0), list[DecodedAudio]()
+    slot = stage.reserve()
+    assert slot is not None
+    for start in range(0, len(frames), piece):
+        for codes in frames[start : start + piece]:
+            stage.feed(slot, codes)
+        chunks += stage.step({slot: 0.0})
+    stage.finalize(slot)
+    while stage.num_pending(slot):
+        assert stage.busy
+        chunks += stage.step({slot: 0.0})
+    assert not stage.busy
+    return np.concatenate([chunk.pcm for chunk in chunks])
+
+
+@pytest.mark.parametrize("piece", [1, 2, 4])
+def test_speech_in_pieces_has_no_seams(voice: CodecDecoder, spoken_frames: list[list[int]], piece: int) -> None:
+    starts = range(0, len(spoken_frames), piece)
+    seams, rate = [start * voice.config.frame_samples for start in starts[1:]], voice.config.sample_rate
+    assert seam_report(decode(voice, spoken_frames, piece), seams, rate).passes
+    apart = np.concatenate([offline(voice, spoken_frames[start : start + piece]) for start in starts])
+    assert not seam_report(apart, seams, rate).passes, "pieces decoded alone have seams"
+
+
+def test_speech_of_the_embedded_voice_begins_without_a_tick(
+    voice: CodecDecoder, spoken_frames: list[list[int]]
+) -> None:
+    speech = decode(voice, spoken_frames, 1)
+    assert np.abs(speech[: voice.config.sample_rate // 50]).max() < 0.002
+    assert np.abs(speech).max() > 0.1

@@ -239,8 +239,6 @@ class DecodeLaws(RuleBasedStateMachine):
             assert len({chunk.slot for chunk in chunks}) == len(chunks)
             for chunk in chunks:
                 assert chunk.error is None
-                assert not chunk.overlap_samples
-                assert not chunk.provisional_tail_samples
                 self.heard[chunk.slot].append(chunk)
 
     @precondition(lambda self: self.fed)
