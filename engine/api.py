@@ -427,7 +427,7 @@ class SpeechStream(Protocol):
     def report_playback(self, played_samples: int) -> None:
         """Say how much has been played by now; the playback clock runs on from there.
 
-        Negative: playback of this request begins in so many samples, once what is before it has been played.
+        Negative: playback of this request begins after that number of samples, when what is before it has been played.
         """
         ...
 

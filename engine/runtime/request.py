@@ -90,7 +90,7 @@ class Resumption:
 
     @classmethod
     def from_point(cls, point: ResumePoint, codes_per_step: int, frame_samples: int) -> Self:
-        """Parse a point. Raises ``InvalidRequest`` if the codes cannot have made so many samples."""
+        """Parse a point. Raises ``InvalidRequest`` if the codes cannot have made that number of samples."""
         step_bytes = 2 * codes_per_step
         if len(point.codes) % step_bytes:
             found = f"resume.codes has {len(point.codes)} bytes"

@@ -90,7 +90,7 @@ class UvicornConfig(uvicorn.Config):
 
 class SpeechHttpProtocol(H11Protocol):
     """Closes a connection that does not come up with its first request, or the next one, and cuts one that takes
-    nothing of an answer; so many may be open."""
+    nothing of an answer; the number of open connections is limited."""
 
     config: UvicornConfig
     _deadline: asyncio.TimerHandle | None = None

@@ -195,7 +195,7 @@ class ReplyCounters:
         return messages.MqttSegmentDone(reply=self._reply, seg=len(self._flush_ends) - 1, end_ms=event.end_ms)
 
     def rewind(self, num_received: int) -> int:
-        """Return the sample up to which a client with so many messages certainly has the audio."""
+        """Return the sample up to which a client with this number of messages certainly has the audio."""
         if num_received > self._num_messages:
             return NEVER_SENT
         sample = next((first for first, number in reversed(self._sent) if number <= num_received), 0)
