@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from realtime.commands.serve import WRONG_SETTINGS, StartupProgress, collect_settings
-from realtime.config import ConfigError, load_config, settings
+from realtime.commands.startup import WRONG_SETTINGS, StartupProgress, add_setting_arguments, collect_settings
+from realtime.config import ConfigError, load_config
 from realtime.engine_factory import serve_engine
 from realtime.logs import configure_logs
 
@@ -26,13 +26,7 @@ FLAGS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", required=True, metavar="ADDRESS", help="unix:/path or tcp://HOST:PORT")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file, as of `voicewire serve`")
-    known = settings()
-    for flag, name in FLAGS.items():
-        about = known[name].type.__metadata__[0].description
-        parser.add_argument("--" + flag.replace("_", "-"), metavar="VALUE", help=f"{about} ({name})")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting, as often as needed"
-    )
+    add_setting_arguments(parser, FLAGS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.api import SamplingParams, SpeechEngine
 from realtime.commands.speaking import PLAYER_LEAD_MS, Done, SpeechSource, print_markup_warning, speak
+from realtime.commands.startup import WRONG_SETTINGS
 from realtime.commands.streams import FORMATS, PLAYERS, find_player, output_path
 from realtime.config import ConfigError, load_config
 from realtime.engine_factory import add_model_argument, running_engine
@@ -27,7 +28,6 @@ from sessions.text.lexicons.lexicon import Lexicon
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice_file import voices_folder
 
-WRONG_SETTINGS = 2
 MAX_SEED = 2**31 - 1
 # One user types here, and a large model on a CPU is slow.
 LIMITS = SessionLimits(max_response_chars=10_000_000, text_timeout_s=math.inf, engine_timeout_s=120.0)

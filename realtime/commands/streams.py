@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from sessions.audio.formats.registry import stream_encoder
+from sessions.audio.formats.registry import finalize_file, stream_encoder
 from sessions.audio.pcm import s16le_to_pcm
-from sessions.audio.wav import BYTES_PER_SAMPLE, HEADER_BYTES, finalize_file
+from sessions.audio.wav import BYTES_PER_SAMPLE, HEADER_BYTES
 from sessions.config import AudioFormat, Encoding
 
 READ_BYTES = 4_096

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
+from realtime.commands.startup import WRONG_SETTINGS
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import add_model_argument, running_engine
 from realtime.voice_cloner import VoiceCloner, check_transcript
@@ -20,8 +21,6 @@ from sessions.voices.lookup import blend, resembles_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
 from sessions.voices.voice_file import voices_folder
-
-WRONG_SETTINGS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

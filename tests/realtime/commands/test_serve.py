@@ -23,7 +23,8 @@ from realtime import cli
 from realtime.cli import main
 from realtime.commands import doctor
 from realtime.commands.doctor import CheckResult, checkpoint, line, package, program
-from realtime.commands.serve import FLAGS, add_arguments, collect_settings
+from realtime.commands.serve import FLAGS, add_arguments
+from realtime.commands.startup import collect_settings
 from realtime.config import ConfigError
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.server_process import wire_address
