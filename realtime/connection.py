@@ -8,14 +8,17 @@ from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RequestRefused, rule_for
 from realtime.protocol import model
 from realtime.resumption import FINAL_CLOSE_CODES, ResumableState
-from realtime.server import SpeechServer
 from realtime.transports.transport import MessageTransport, ResponseAborted, check_size
 from sessions.clock import WakeEvent, is_due, now_s
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.connection")
 

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
 
@@ -14,24 +14,25 @@ from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.auth import UNKNOWN_KEY, Principal
 from realtime.connection import CloseReason, ResumableConnection
 from realtime.conversation import Conversation, describe_session
-from realtime.errors import CloseCode, ProtocolError, RequestRefused, http_status, rule_for
-from realtime.option_resolver import OptionResolver
+from realtime.errors import CloseCode, ProtocolError, RequestRefused, http_status, refusal_headers, rule_for
+from realtime.option_resolver import WARNING_HEADER, OptionResolver
 from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.events import ResumePosition
 from realtime.relayed_client import RelayRequest
 from realtime.resumption import ResumableConversation, TokenClaims, resume_refused
-from realtime.server import SpeechServer
 from realtime.setting_mapping import wire_settings
 from realtime.speech_api.speech_job import merge_fields, override_settings
-from realtime.transports.http_routes import WARNING_HEADER, refusal_headers
 from realtime.transports.transport import HttpTransport, MessageTransport
 from sessions.clock import now_s
 from sessions.session import Session
 from sessions.validation import check_format
 from sessions.voices.lookup import find_voice
 from sessions.weak import weak_method
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.connection")
 

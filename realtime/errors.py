@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
@@ -134,6 +135,16 @@ def rule_for(code: str) -> ErrorRule:
 def http_status(info: ErrorInfo) -> int:
     """A limit that no waiting lifts is the request's fault."""
     return 400 if info.code == "limit_exceeded" and not info.retryable else rule_for(info.code).http_status
+
+
+def refusal_headers(info: ErrorInfo) -> dict[str, str]:
+    """Return the headers of an HTTP answer with this error."""
+    headers = {}
+    if info.retry_after_ms is not None:
+        headers["Retry-After"] = str(math.ceil(info.retry_after_ms / 1000))
+    if http_status(info) == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
 
 
 def openai_error(info: ErrorInfo) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.errors import UnsupportedFormat
 from sessions.languages import known_language
 
+# HTTP: what was left out or replaced in a request that is served.
+WARNING_HEADER = "X-Voicewire-Warning"
 MAX_DISPLAY_CHARS = 64
 
 

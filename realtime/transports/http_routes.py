@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from http import HTTPStatus
@@ -21,12 +20,10 @@ from starlette.websockets import WebSocket
 from engine.api import ErrorInfo
 from realtime.auth import Principal
 from realtime.config import ServerConfig
-from realtime.errors import RequestRefused, http_status, openai_error
+from realtime.errors import RequestRefused, http_status, openai_error, refusal_headers
 from realtime.server import SpeechServer
 from realtime.transports.transport import client_disconnected
 
-# What was left out or replaced in a request that is served.
-WARNING_HEADER = "X-Voicewire-Warning"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No JSON has more values than these and one; a recording in base64 has one of them.
 VALUE_MARKS = (b",", b"[", b"{")
@@ -89,15 +86,6 @@ class RefusesInOwnShape(Protocol):
     """An endpoint of a vendor's API."""
 
     def refusal(self, info: ErrorInfo) -> Response: ...
-
-
-def refusal_headers(info: ErrorInfo) -> dict[str, str]:
-    headers = {}
-    if info.retry_after_ms is not None:
-        headers["Retry-After"] = str(math.ceil(info.retry_after_ms / 1000))
-    if http_status(info) == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return headers
 
 
 def refusal_response(info: ErrorInfo) -> JSONResponse:

@@ -15,13 +15,13 @@ from starlette.types import Receive, Scope, Send
 from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
 from realtime.errors import RequestRefused, http_status, openai_error
+from realtime.option_resolver import WARNING_HEADER
 from realtime.server import SpeechServer
 from realtime.speech_api.request import Delivery, SpeechRequestBody, parse_body
 from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_response, usage, usage_headers
-from realtime.transports.http_routes import WARNING_HEADER, read_body
+from realtime.transports.http_routes import read_body
 from realtime.transports.transport import ClientLeft, HttpTransport, ResponseAborted, cancel_on_disconnect
-from sessions.audio.formats.registry import stream_encoder
-from sessions.audio.wav import finalize_file
+from sessions.audio.formats.registry import finalize_file, stream_encoder
 from sessions.errors import LimitExceeded
 from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics

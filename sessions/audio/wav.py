@@ -1,11 +1,10 @@
-"""Write WAV headers around mono s16le, and complete files whose length was unknown."""
+"""Write WAV headers around mono s16le."""
 
 from __future__ import annotations
 
 import struct
 
 from sessions.audio.pcm import Pcm, pcm_to_s16le
-from sessions.config import AudioFormat, Encoding
 
 UNKNOWN_BYTES = 0xFFFFFFFF
 HEADER_BYTES = 44
@@ -29,19 +28,3 @@ def wav_header(sample_rate: int, num_samples: int | None = None) -> bytes:
 
 def wav_file(pcm: Pcm, sample_rate: int) -> bytes:
     return wav_header(sample_rate, pcm.size) + pcm_to_s16le(pcm)
-
-
-# The eight bytes of a FLAC header whose low 36 bits are the number of samples, 0 if unknown.
-FLAC_TOTAL = slice(18, 26)
-
-
-def finalize_file(stream: bytes, audio: AudioFormat, num_samples: int) -> bytes:
-    """Set the length in the header of formats that have one; return all others unchanged."""
-    match audio.encoding:
-        case Encoding.WAV:
-            return wav_header(audio.sample_rate, num_samples) + stream[HEADER_BYTES:]
-        case Encoding.FLAC:
-            total = int.from_bytes(stream[FLAC_TOTAL], "big") | num_samples
-            return stream[: FLAC_TOTAL.start] + total.to_bytes(8, "big") + stream[FLAC_TOTAL.stop :]
-        case _:
-            return stream

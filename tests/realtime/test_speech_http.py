@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine.api import FinishReason
-from realtime.transports.http_routes import WARNING_HEADER
+from realtime.option_resolver import WARNING_HEADER
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 from tests.realtime.live_server import QUICK, LiveServer, live_server, until
 

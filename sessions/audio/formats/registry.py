@@ -1,4 +1,4 @@
-"""Map formats to their stream encoders, at which rates, and how much sound it holds back."""
+"""Map formats to their stream encoders, rates and delays, and complete files whose length was unknown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sessions.audio.g711 import pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.opus import SAMPLE_RATES as OPUS_RATES
 from sessions.audio.opus import OpusApplication, OpusSettings
 from sessions.audio.pcm import Pcm, pcm_to_f32le, pcm_to_s16le
+from sessions.audio.wav import HEADER_BYTES, wav_header
 from sessions.config import AudioFormat, Encoding
 from sessions.errors import UnsupportedFormat
 
@@ -108,3 +109,19 @@ def codec_delay_samples(audio: AudioFormat) -> int:
 
 def mp3_frame_samples(sample_rate: int) -> int:
     return 1_152 if sample_rate >= 32_000 else 576
+
+
+# The eight bytes of a FLAC header whose low 36 bits are the number of samples, 0 if unknown.
+FLAC_TOTAL = slice(18, 26)
+
+
+def finalize_file(stream: bytes, audio: AudioFormat, num_samples: int) -> bytes:
+    """Set the length in the header of formats that have one; return all others unchanged."""
+    match audio.encoding:
+        case Encoding.WAV:
+            return wav_header(audio.sample_rate, num_samples) + stream[HEADER_BYTES:]
+        case Encoding.FLAC:
+            total = int.from_bytes(stream[FLAC_TOTAL], "big") | num_samples
+            return stream[: FLAC_TOTAL.start] + total.to_bytes(8, "big") + stream[FLAC_TOTAL.stop :]
+        case _:
+            return stream
