@@ -23,16 +23,8 @@ from engine.api import (
     SpeechRequest,
 )
 from engine.config import EngineConfig
-from engine.host import (
-    EPOCH_BITS,
-    MAX_READ_PAUSE_S,
-    MAX_UNSENT_BYTES,
-    WRITE_TOGETHER_BYTES,
-    EngineHost,
-    GatewayConnection,
-    encoding_error,
-    read_messages,
-)
+from engine.gateway_connection import MAX_UNSENT_BYTES, WRITE_TOGETHER_BYTES, GatewayConnection, read_messages
+from engine.host import EPOCH_BITS, MAX_READ_PAUSE_S, EngineHost, encoding_error
 from engine.ipc import (
     LENGTH,
     MAX_MESSAGE_BYTES,

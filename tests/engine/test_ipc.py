@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import FinishReason, RequestFinished, RequestParked, SpeechChunk
-from engine.host import MAX_PIECES, send_all
+from engine.gateway_connection import MAX_PIECES, send_all
 from engine.ipc import (
     LENGTH,
     EventsMessage,

@@ -17,7 +17,7 @@ from engine.address import EngineAddress, TlsFiles
 from engine.api import EngineDead, EngineInfo, InvalidRequest
 from engine.client import EngineClient
 from engine.endpoint import EngineSocket
-from engine.host import read_messages, send_all
+from engine.gateway_connection import read_messages, send_all
 from engine.ipc import LENGTH, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, HelloMessage, encode, frame_message
 from engine.listener import EngineListener
 from engine.tls_socket import TlsSocket

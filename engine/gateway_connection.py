@@ -1,0 +1,121 @@
+"""The engine's end of one gateway's connection: whole messages in, and messages out by a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from itertools import islice
+
+from engine.api import ClonedVoice
+from engine.ipc import LENGTH, message_size
+from engine.orphans import RecordTable
+from engine.tls_socket import Buffer, ByteSocket
+
+# A gateway that reads no more is cut off when this much waits for it.
+MAX_UNSENT_BYTES = 64 * 2**20
+READ_AHEAD_BYTES = 2**18
+# What is written together counts as unsent until all of it is.
+WRITE_TOGETHER_BYTES = 2**20
+# In one call to the system, which takes 1,024.
+MAX_PIECES = 512
+
+
+class GatewayConnection:
+    """One connection. The engine's thread hands messages over and never waits for the socket."""
+
+    reading: threading.Thread
+
+    def __init__(self, number: int, connection: ByteSocket) -> None:
+        self.number, self.connection = number, connection
+        self.active: set[int] = set()
+        self.encodings: dict[int, Future[ClonedVoice]] = {}
+        self.records = RecordTable()
+        self._unsent: queue.SimpleQueue[Sequence[Buffer] | None] = queue.SimpleQueue()
+        self._num_unsent_bytes = 0
+        # Three threads hand messages over, a fourth sends them.
+        self._counting = threading.Lock()
+        self.writing = threading.Thread(target=self._write, name="voicewire-gateway-write", daemon=True)
+        self.writing.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it has neither requests nor recordings here, and has been sent everything."""
+        return not self.active and not self.encodings and not self._num_unsent_bytes
+
+    def send(self, *message: Buffer) -> None:
+        if self._count_unsent(sum(map(len, message))) > MAX_UNSENT_BYTES:
+            self.close()
+        else:
+            self._unsent.put(message)
+
+    def _count_unsent(self, num_bytes: int) -> int:
+        with self._counting:
+            self._num_unsent_bytes += num_bytes
+            return self._num_unsent_bytes
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close_when_sent(self) -> None:
+        """The reading side has ended; let the writing side end too."""
+        self.close()
+        self._unsent.put(None)
+
+    def _write(self) -> None:
+        while message := self._pop_unsent():
+            try:
+                send_all(self.connection, message)
+            except OSError:
+                return
+            self._count_unsent(-sum(map(len, message)))
+
+    def _pop_unsent(self) -> list[Buffer]:
+        """Wait for queued items and return all of them; empty at the end."""
+        found: list[Buffer] = []
+        num_bytes = 0
+        while not found or (num_bytes < WRITE_TOGETHER_BYTES and not self._unsent.empty()):
+            message = self._unsent.get()
+            if message is None:
+                self._unsent.put(None)
+                break
+            found += message
+            num_bytes += sum(map(len, message))
+        return found
+
+
+def send_all(connection: ByteSocket, message: Sequence[Buffer]) -> None:
+    """Every piece, from where it lies."""
+    pieces = deque(memoryview(piece) for piece in message)
+    while pieces:
+        sent = connection.sendmsg(list(islice(pieces, MAX_PIECES)))
+        while pieces and sent >= len(pieces[0]):
+            sent -= len(pieces.popleft())
+        if sent:
+            pieces[0] = pieces[0][sent:]
+
+
+def read_messages(connection: ByteSocket) -> Iterator[list[bytes]]:
+    """Whole messages, as many at a time as have come, none while one is not all there, until the end of the stream."""
+    rest = bytearray()
+    while part := connection.recv(READ_AHEAD_BYTES):
+        rest += part
+        messages, at = [], 0
+        while (end := find_message_end(rest, at)) is not None:
+            messages.append(bytes(rest[at + LENGTH.size : end]))
+            at = end
+        del rest[:at]
+        yield messages
+
+
+def find_message_end(data: bytearray, at: int) -> int | None:
+    """Return the end of the message that begins there; None while it is incomplete."""
+    if len(data) < at + LENGTH.size:
+        return None
+    end = at + LENGTH.size + message_size(data, at)
+    return end if len(data) >= end else None
