@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from engine.api import SamplingParams
 from engine.config import EngineConfig
@@ -25,6 +25,7 @@ from engine.runtime import codec_runners
 from engine.runtime.codec_runners import make_eager_stage
 from tests.audio.seam_report import seam_report
 from tests.engine.engine_harness import EngineHarness
+from tests.engine.stage_laws import DecodeStageLaws
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
 # Of samples in [-1, 1]; rows of a call share products whose sums run in another order for another number of rows.
@@ -44,42 +45,28 @@ def offline(codec: CodecDecoder, frames: Sequence[Sequence[int]]) -> Pcm:
     return pcm
 
 
-class ExactDecodeLaws(RuleBasedStateMachine):
-    """Join, feed, step, finalize, release, in any order."""
-
+class ExactDecodeLaws(DecodeStageLaws):
     codec: CodecDecoder
 
     @initialize(gather_slack_s=st.sampled_from([0.0, 0.4]))
     def begin(self, gather_slack_s: float) -> None:
-        self.stage = make_eager_stage(self.codec, NUM_SLOTS, gather_slack_s, max_cached_references=2)
+        self.begin_with(make_eager_stage(self.codec, NUM_SLOTS, gather_slack_s, max_cached_references=2))
         self.references: dict[int, list[Sequence[int]]] = {}
-        self.fed: dict[int, list[list[int]]] = {}
-        self.heard: dict[int, list[Pcm]] = {}
-        self.final: set[int] = set()
-        self.num_quarantined = 0
 
-    @rule()
-    def reserve(self) -> None:
-        slot = self.stage.reserve()
-        assert (slot is None) == (len(self.fed) + self.num_quarantined == NUM_SLOTS)
+    @rule(reference=st.sampled_from([None, *REFERENCES]))
+    def reserve(self, reference: VoiceReference | None) -> None:
+        num_taken = len(self.fed) + self.num_quarantined
+        slot = self.join()
+        assert (slot is None) == (num_taken == NUM_SLOTS)
         if slot is not None:
-            self.fed[slot], self.heard[slot], self.references[slot] = [], [], []
-
-    @rule(which=st.integers(0, len(REFERENCES) - 1))
-    def reserve_behind_a_recording(self, which: int) -> None:
-        before = set(self.fed)
-        self.reserve()
-        for slot in set(self.fed) - before:
-            self.stage.prime(slot, REFERENCES[which])
-            self.references[slot] = list(REFERENCES[which].frames)
+            self.references[slot] = list(reference.frames) if reference else []
+        if slot is not None and reference is not None:
+            self.stage.prime(slot, reference)
 
     @precondition(lambda self: set(self.fed) - self.final)
     @rule(data=st.data(), frames=st.lists(codes, min_size=1, max_size=10))
     def feed(self, data: st.DataObject, frames: list[list[int]]) -> None:
-        slot = data.draw(st.sampled_from(sorted(set(self.fed) - self.final)))
-        for frame in frames:
-            self.stage.feed(slot, frame)
-        self.fed[slot] += frames
+        self.feed_open_slot(data, frames)
 
     @rule(
         slack_s=st.dictionaries(st.integers(1, NUM_SLOTS), st.sampled_from([0.0, 1.0, math.inf])),
@@ -92,66 +79,19 @@ class ExactDecodeLaws(RuleBasedStateMachine):
                 assert len(chunk.pcm) == wanted[chunk.slot] * self.stage.frame_samples
         self.take(chunks)
 
-    def take(self, chunks: list[DecodedAudio]) -> None:
-        assert len({chunk.slot for chunk in chunks}) == len(chunks)
-        for chunk in chunks:
-            assert chunk.error is None
-            self.heard[chunk.slot].append(chunk.pcm)
-
-    @precondition(lambda self: self.fed)
-    @rule(data=st.data())
-    def finalize(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.fed)))
-        self.stage.finalize(slot)
-        self.final.add(slot)
-
-    @precondition(lambda self: self.final)
-    @rule(data=st.data())
-    def drain_and_release(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.final)))
-        while self.stage.num_pending(slot):
-            self.step({slot: 9.9}, {})
-        self.compare(slot)
-        self.release(slot)
-
-    @precondition(lambda self: self.fed)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.release(data.draw(st.sampled_from(sorted(self.fed))))
-
-    def release(self, slot: int) -> None:
-        self.stage.release(slot)
-        self.final.discard(slot)
-        self.num_quarantined += 1
-        del self.fed[slot], self.heard[slot]
-
-    @rule()
-    def settle(self) -> None:
-        self.stage.release_quarantined()
-        self.num_quarantined = 0
-
     def compare(self, slot: int) -> None:
-        heard = np.concatenate([np.zeros(0, np.float32), *self.heard[slot]])
+        heard = np.concatenate([np.zeros(0, np.float32), *(chunk.pcm for chunk in self.heard[slot])])
         before = self.references[slot]
         whole = offline(self.codec, [*before, *self.fed[slot]])
         expected = whole[len(before) * self.stage.frame_samples :][: len(heard)]
         np.testing.assert_allclose(heard, expected, atol=TOLERANCE, rtol=0)
 
     @invariant()
-    def slots_and_frames_balance(self) -> None:
-        if not hasattr(self, "stage"):
-            return
-        assert self.stage.slots.num_free + len(self.fed) + self.num_quarantined == self.stage.slots.num_slots
-        for slot, frames in self.fed.items():
-            num_heard = sum(map(len, self.heard[slot]))
-            assert num_heard == self.stage.frame_samples * (len(frames) - self.stage.num_pending(slot))
-        assert len(self.stage.codec.references) <= 2
-        has_frames = any(self.stage.num_pending(slot) for slot in self.fed)
-        assert self.stage.busy == (has_frames or self.stage.codec.is_priming)
-
-    def teardown(self) -> None:
-        for slot in getattr(self, "fed", ()):
-            self.compare(slot)
+    def references_are_bounded(self) -> None:
+        if hasattr(self, "stage"):
+            assert len(self.stage.codec.references) <= 2
+            has_frames = any(self.stage.num_pending(slot) for slot in self.fed)
+            assert self.stage.busy == (has_frames or self.stage.codec.is_priming)
 
 
 def test_streams_that_come_and_go_sound_as_decoded_in_one_piece(

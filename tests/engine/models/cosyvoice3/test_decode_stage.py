@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from torch import Tensor
 
 from engine.errors import InvalidRequest
@@ -36,6 +36,7 @@ from tests.engine.models.cosyvoice3.flow_fixtures import (
     whole,
 )
 from tests.engine.splits import cuts_of
+from tests.engine.stage_laws import DecodeStageLaws
 from tests.fakes.cosyvoice3_reference import chunk_mask
 
 TOKEN_SAMPLES = 2 * MEL_SAMPLES
@@ -188,8 +189,8 @@ def test_tokens_out_of_the_codebook_are_refused_and_not_taken() -> None:
 # -- many at once ------------------------------------------------------------------------------------------------
 
 
-class DecodeLaws(RuleBasedStateMachine):
-    """Join, feed, step, finalize, release, in any order, with voices that come and go."""
+class DecodeLaws(DecodeStageLaws):
+    """With voices that come and go."""
 
     is_short = False
 
@@ -200,7 +201,7 @@ class DecodeLaws(RuleBasedStateMachine):
         gather_slack_s=st.sampled_from([0.0, 0.4]),
     )
     def begin(self, hops: tuple[int, ...], max_blocks_per_step: int, steps: int, gather_slack_s: float) -> None:
-        self.stage = stage_of(
+        stage = stage_of(
             num_pages=60,
             chunk_blocks=hops,
             max_blocks_per_step=max_blocks_per_step,
@@ -208,95 +209,45 @@ class DecodeLaws(RuleBasedStateMachine):
             reserved_blocks=3,
             batching_slack_s=gather_slack_s,
         )
+        self.begin_with(stage)
         self.voices: dict[int, str] = {}
-        self.fed: dict[int, list[int]] = {}
-        self.heard: dict[int, list[DecodedAudio]] = {}
-        self.final: set[int] = set()
-        self.num_quarantined = 0
 
     @rule(name=st.sampled_from(list(VOICES)))
     def reserve(self, name: str) -> None:
-        slot = self.stage.reserve()
+        num_taken = len(self.fed) + self.num_quarantined
+        slot = self.join()
         if not self.is_short:
-            assert (slot is None) == (len(self.fed) + self.num_quarantined == self.stage.slots.num_slots)
+            assert (slot is None) == (num_taken == self.stage.slots.num_slots)
         if slot is not None:
-            self.fed[slot], self.heard[slot], self.voices[slot] = [], [], name
+            self.voices[slot] = name
             if name != "none":
                 self.stage.prime(slot, VOICES[name].reference(name))
 
     @precondition(lambda self: set(self.fed) - self.final)
     @rule(data=st.data(), tokens=st.lists(st.integers(0, SMALL.vocab_size - 1), min_size=3, max_size=20))
     def feed(self, data: st.DataObject, tokens: list[int]) -> None:
-        slot = data.draw(st.sampled_from(sorted(set(self.fed) - self.final)))
-        for token in tokens:
-            self.stage.feed(slot, [token])
-        self.fed[slot] += tokens
+        self.feed_open_slot(data, [[token] for token in tokens])
 
     @rule(slack_s=st.dictionaries(st.integers(1, 3), st.sampled_from([0.0, 1.0, math.inf])), count=st.integers(1, 40))
     def step(self, slack_s: dict[int, float], count: int) -> None:
         for _ in range(count):
-            chunks = self.stage.step(slack_s)
-            assert len({chunk.slot for chunk in chunks}) == len(chunks)
-            for chunk in chunks:
-                assert chunk.error is None
-                self.heard[chunk.slot].append(chunk)
-
-    @precondition(lambda self: self.fed)
-    @rule(data=st.data())
-    def finalize(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.fed)))
-        self.stage.finalize(slot)
-        self.final.add(slot)
-
-    @precondition(lambda self: self.final)
-    @rule(data=st.data())
-    def drain_and_release(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.final)))
-        while self.stage.num_pending(slot):
-            self.step({slot: 9.9}, 1)
-        self.compare(slot)
-        assert len(said(self.heard[slot], slot)) == 2 * len(self.fed[slot])
-        self.release(slot)
-
-    @precondition(lambda self: self.fed)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        self.release(data.draw(st.sampled_from(sorted(self.fed))))
-
-    def release(self, slot: int) -> None:
-        self.stage.release(slot)
-        self.final.discard(slot)
-        self.num_quarantined += 1
-        del self.fed[slot], self.heard[slot], self.voices[slot]
-
-    @rule()
-    def settle(self) -> None:
-        self.stage.release_quarantined()
-        self.num_quarantined = 0
+            self.take(self.stage.step(slack_s))
 
     def compare(self, slot: int) -> None:
         heard = said(self.heard[slot], slot)
         if len(heard):
-            wanted = whole(self.fed[slot], VOICES[self.voices[slot]])
+            wanted = whole([token for (token,) in self.fed[slot]], VOICES[self.voices[slot]])
             torch.testing.assert_close(heard, wanted[: len(heard)], atol=SAME, rtol=0)
 
     @invariant()
-    def everything_balances(self) -> None:
+    def memory_balances(self) -> None:
         if not hasattr(self, "stage"):
             return
-        assert self.stage.slots.num_free + len(self.fed) + self.num_quarantined == self.stage.slots.num_slots
         check_balance(self.stage)
-        for slot, tokens in self.fed.items():
-            num_heard = sum(len(chunk.pcm) for chunk in self.heard[slot])
-            assert num_heard == TOKEN_SAMPLES * (len(tokens) - self.stage.num_pending(slot))
         idle = [row for row in self.stage.memory.prompts if not row.num_users]
         assert len(idle) <= 2
         assert all(row.is_done for row in idle)
         assert self.stage.memory.num_bounded == 0 or self.is_short
-
-    def teardown(self) -> None:
-        for slot in getattr(self, "fed", ()):
-            self.compare(slot)
 
 
 def test_streams_that_come_and_go_sound_as_decoded_in_one_piece() -> None:
@@ -317,14 +268,15 @@ class ShortMemoryLaws(DecodeLaws):
         max_blocks_per_step=st.integers(1, 4),
     )
     def begin(self, num_pages: int, reserved: int, context: int | None, max_blocks_per_step: int) -> None:  # type: ignore[override]
-        self.stage = stage_of(
+        stage = stage_of(
             num_pages=num_pages,
             reserved_blocks=reserved,
             context_blocks=context,
             max_blocks_per_step=max_blocks_per_step,
             ode_steps_per_engine_step=5,
         )
-        self.voices, self.fed, self.heard, self.final, self.num_quarantined = {}, {}, {}, set(), 0
+        self.begin_with(stage)
+        self.voices = {}
 
     def compare(self, slot: int) -> None:
         assert torch.isfinite(said(self.heard[slot], slot)).all()
