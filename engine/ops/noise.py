@@ -1,8 +1,7 @@
 """Random numbers of draws: exponential variates q for argmax(p / q).
 
-Two sources. ``PhiloxNoise`` is a pure function of (seed, segment, frame, codebook, id): the same on every device and
-in every batch, so a row that sat out, moved or was computed again draws the same. ``GeneratorNoise`` reads a torch
-generator at full width, in the order of the official code, whose multinomial draws exactly this way.
+``PhiloxNoise`` is a pure function of (seed, segment, frame, codebook, id): the same on every device and in every batch,
+so a row that sat out, moved or was computed again draws the same.
 """
 
 from __future__ import annotations
@@ -38,9 +37,6 @@ class SampleKey(NamedTuple):
 
 
 class NoiseSource(Protocol):
-    # Whether ``exponential`` must be asked for every id of the vocabulary, in order.
-    full_width: bool
-
     def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
         """One variate for each of ids [N, n], in fp32; ``keys`` has one entry a row."""
         ...
@@ -76,8 +72,6 @@ def _round_keys(seeds: tuple[int, ...]) -> list[Words]:
 
 
 class PhiloxNoise:
-    full_width = False
-
     def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
         even = np.empty((2, *ids.shape), dtype=np.uint64)
         even[0] = ids.cpu().numpy()
@@ -87,16 +81,6 @@ class PhiloxNoise:
         words = philox(even, odd, _round_keys(tuple(key.seed for key in keys)))[0][0]
         uniform = words * 2.0**-32 + 2.0**-33
         return torch.from_numpy(-np.log(uniform)).float().to(ids.device)
-
-
-class GeneratorNoise:
-    full_width = True
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def exponential(self, keys: list[SampleKey], codebook: int, ids: Tensor) -> Tensor:
-        return torch.empty(ids.shape, device=ids.device).exponential_(1, generator=self.generator)
 
 
 def to_int64(seed: int) -> int:

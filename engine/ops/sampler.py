@@ -55,12 +55,7 @@ def sample(logits: Tensor, batch: SamplingBatch, keys: list[SampleKey], codebook
     """logits [N, V] in fp32, bans already -inf -> ids [N]: argmax(p / q)."""
     if batch.all_greedy:
         return logits.argmax(-1)
-    if noise.full_width:
-        ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
-        variates = noise.exponential(keys, codebook, ids)
-        picked = sample_reference(logits, batch.temperature, batch.top_k, batch.top_p, variates)
-    else:
-        picked = sample_top_k(logits, batch, keys, codebook, noise)
+    picked = sample_top_k(logits, batch, keys, codebook, noise)
     return torch.where(batch.greedy, logits.argmax(-1), picked) if batch.any_greedy else picked
 
 

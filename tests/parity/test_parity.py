@@ -17,10 +17,12 @@ from safetensors.torch import load_file, save_file
 from engine.api import FinishReason, InvalidRequest, SpeechRequest, TextLayout
 from engine.config import EngineConfig
 from engine.load import build_engine_info
+from engine.models.qwen3_tts import model as qwen_model
 from engine.models.qwen3_tts.config import read_config
-from engine.ops.noise import GeneratorNoise, PhiloxNoise
+from engine.ops.noise import PhiloxNoise
 from engine.validation import check_request, check_sample
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.official_sampling import GeneratorNoise, sample_official
 from tests.parity.cases import LONG, SHORT, SIZES, TASKS, Case, named
 from tests.parity.conftest import ALL, SpeakerOf
 from tests.parity.golden import SHAPES, Golden, Speaker
@@ -31,6 +33,11 @@ HIDDEN_TOLERANCE = 1e-4
 WAVE_TOLERANCE = 1e-5
 EMBEDDING_TOLERANCE = 2e-5
 SIZE_AND_TASK = [(size, task) for size in SIZES for task in TASKS]
+
+
+@pytest.fixture(autouse=True)
+def official_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qwen_model, "sample", sample_official)
 
 
 def noise_of(speaker: Speaker, case: Case) -> GeneratorNoise | PhiloxNoise:

@@ -115,9 +115,6 @@ def sample(
     noise: NoiseSource,
 ) -> Tensor:
     """logits [N, V] in fp32, bans already -inf; a history's last ids -> ids [N]."""
-    if noise.full_width:
-        drawn = [sample_reference(*row, noise) for row in zip(logits, params, histories, keys, strict=True)]
-        return torch.tensor(drawn, device=logits.device)
     greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
     scaled = logits / torch.tensor([[p.temperature or 1.0] for p in params], device=logits.device)
     picked = _sample_nucleus(scaled, params, keys, noise)
@@ -164,28 +161,3 @@ def _sample_excluding(scaled: Tensor, picked: Tensor, keys: list[SampleKey], noi
     ids = torch.arange(scaled.shape[-1], device=scaled.device).expand_as(scaled)
     drawn = (others.softmax(-1) / noise.exponential(keys, WHOLE, ids)).argmax(-1)
     return torch.where(alone, picked, drawn)
-
-
-def sample_reference(
-    logits: Tensor, params: RasParams, history: Sequence[int], key: SampleKey, noise: NoiseSource
-) -> int:
-    """One row, step by step; as much noise is taken as the official code takes."""
-    if params.temperature == 0:
-        return int(logits.argmax())
-    probabilities = (logits / params.temperature).softmax(-1)
-    ranked, ids = probabilities.sort(descending=True, stable=True)
-    num_kept, mass = 0, 0.0
-    while num_kept < min(params.top_k or len(ids), len(ids)) and mass < params.top_p:
-        mass += float(ranked[num_kept])
-        num_kept += 1
-    kept = ranked[:num_kept]
-    picked = int(ids[(kept / noise.exponential([key], NUCLEUS, ids[None, :num_kept])[0]).argmax()])
-    if not _is_repeated(picked, params, history):
-        return picked
-    others = logits.clone()
-    others[picked] = -torch.inf
-    if others.isneginf().all():
-        return picked
-    every = torch.arange(len(logits), device=logits.device)[None]
-    spread = (others / params.temperature).softmax(-1)
-    return int((spread / noise.exponential([key], WHOLE, every)[0]).argmax())

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ops.noise import GeneratorNoise, PhiloxNoise, SampleKey, expand_keys, philox
+from engine.ops.noise import PhiloxNoise, SampleKey, expand_keys, philox
+from tests.fakes.official_sampling import GeneratorNoise
 
 ONES = 0xFFFFFFFF
 KNOWN_ANSWERS = [

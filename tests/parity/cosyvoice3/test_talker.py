@@ -17,9 +17,9 @@ from engine.models.base import AwaitText, FrameOutcome, StopOutcome
 from engine.models.cosyvoice3 import model as talker_model
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.prompt import CosySequence, RasParams
-from engine.models.cosyvoice3.talker import sample_reference
 from engine.models.cosyvoice3.voice import VoicePrompt
-from engine.ops.noise import GeneratorNoise, SampleKey
+from engine.ops.noise import SampleKey
+from tests.fakes.official_sampling import GeneratorNoise, sample_ras
 from tests.parity.cosyvoice3.cases import (
     FILL,
     INSTRUCT,
@@ -118,7 +118,7 @@ def test_draws_of_repetition_aware_sampling(golden: Golden) -> None:
         for seed in range(NUM_RAS_SEEDS):
             noise = GeneratorNoise(torch.Generator().manual_seed(seed))
             history = vectors["histories"][row].tolist()
-            drawn[row, seed] = sample_reference(
+            drawn[row, seed] = sample_ras(
                 vectors["scores"][row].float(), RasParams(), history, SampleKey(0, 0, 0), noise
             )
     assert torch.equal(drawn, vectors["drawn"])
