@@ -37,7 +37,7 @@ def hann_ramp(num_samples: int) -> Pcm:
 
 
 def _correlation(old: Pcm, new: Pcm) -> np.float32:
-    """Correlate two signals around zero, in [0, 1]; silence correlates with everything, so that it stays silence."""
+    """Correlate two signals around zero, in [0, 1]; silence correlates with everything: no fade to it is raised."""
     energy = np.sqrt(np.dot(old, old) * np.dot(new, new))
     return np.float32(np.clip(np.dot(old, new) / energy, 0, 1) if energy > 0 else 1)
 

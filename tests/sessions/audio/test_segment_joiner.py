@@ -82,6 +82,12 @@ def test_without_overlap_nothing_is_held_back() -> None:
     assert np.array_equal(joiner.push(pcm), pcm)
 
 
+def test_fade_into_silence_is_not_raised() -> None:
+    first = noise(100)
+    joined = crossfade_join(first, np.zeros(100, np.float32), 100)
+    assert joined == pytest.approx(first * (1 - hann_ramp(100)), abs=1e-6)
+
+
 def test_equal_power_keeps_the_level_of_uncorrelated_audio() -> None:
     first, second = noise(4000, seed=1), noise(4000, seed=2)
     middle = slice(1900, 2100)
