@@ -7,8 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from engine.api import SpeechError
-from engine.errors import InvalidRequest
+from engine.api import InvalidRequest, SpeechError
 from realtime.config import ServerConfig
 from realtime.errors import RequestRefused
 from realtime.option_resolver import OptionResolver

@@ -17,7 +17,8 @@ from msgspec import Struct, msgpack
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.cluster.limit_leases import FORGET_S, LEASE_S, Lease, LimitLeases, Usage
-from sessions.voices.store import Version, VoiceStore
+from sessions.owned_files import Version
+from sessions.voices.store import VoiceStore
 from sessions.voices.voice_file import parse_voice
 
 log = logging.getLogger("voicewire.cluster")
