@@ -6,9 +6,10 @@ numbers, strings and PCM, so that the engine may live in a thread or in a child 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -53,6 +54,7 @@ __all__ = [
     "RequestTooLong",
     "ResumePoint",
     "RunDirectory",
+    "SamplingFields",
     "SamplingParams",
     "SpeechChunk",
     "SpeechEngine",
@@ -64,6 +66,7 @@ __all__ = [
     "UnknownLanguage",
     "UnknownVoice",
     "VoiceInfo",
+    "check_sampling",
     "trim_heap",
 ]
 
@@ -141,6 +144,15 @@ SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "min_new_tokens": (0, 1000),
     "seed": (0, 2**64 - 1),
 }
+
+
+def check_sampling(sampling: SamplingParams, limits: Mapping[str, tuple[float, float]] = MappingProxyType({})) -> None:
+    """Check the ranges, of which ``limits`` replaces some. Raises ``InvalidRequest``; not a number is out of range."""
+    for name, (low, high) in {**SAMPLING_RANGES, **limits}.items():
+        value = getattr(sampling, name)
+        if value is not None and not low <= value <= high:
+            raise InvalidRequest(f"{name} must be {low} to {high}, is {value}", name)
+
 
 # Frames that one chunk may be made of.
 CHUNK_FRAMES = (1, 2, 4, 8)
@@ -367,10 +379,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
             value = chunk_frames or None if name == "chunk_frames" else getattr(sampling, name)
             if value is not None:
                 raise InvalidRequest(f"{name} is given; it has no meaning to {self.model}", name)
-        for name, (low, high) in {**SAMPLING_RANGES, **self.sampling_limits}.items():
-            value = getattr(sampling, name)
-            if value is not None and not low <= value <= high:
-                raise InvalidRequest(f"{name} must be {low} to {high}, is {value}", name)
+        check_sampling(sampling, self.sampling_limits)
 
 
 class CheckpointReport(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.api import EngineInfo
 from realtime.protocol.model import RequestedFormat, SpeechOptions
+from realtime.setting_mapping import given_fields
 from realtime.speech_api.request import supported_instructions
 from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
@@ -47,7 +48,7 @@ class OptionResolver:
             markup=Markup.SSML if options.ssml else self.base.markup,
             lead_ms=None if options.burst else self.base.lead_ms if options.lead_ms is None else options.lead_ms,
             speed=speed,
-            sampling=msgspec.structs.replace(self.base.sampling, seed=options.seed),
+            sampling=msgspec.structs.replace(self.base.sampling, seed=options.seed, **given_fields(options.sampling)),
         )
         return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning, instruct_warning)))
 

@@ -43,13 +43,13 @@ def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, defaul
     seed = {} if given.seed is None else {"seed": given.seed}
     return replace(
         base,
-        **_given(given, *SAME_FIELDS),
+        **given_fields(given, *SAME_FIELDS),
         lexicon_names=base.lexicon_names if given.lexicons is None else given.lexicons,
         markup=base.markup if given.markup is None else Markup(given.markup),
         layout=base.layout if given.text_layout is None else TextLayout(given.text_layout),
         format=_format(given.format, base.format),
         lead_ms=_lead_ms(given, base.lead_ms, default_lead_ms),
-        sampling=msgspec.structs.replace(base.sampling, **seed, **_given(given.sampling)),
+        sampling=msgspec.structs.replace(base.sampling, **seed, **given_fields(given.sampling)),
     )
 
 
@@ -92,7 +92,7 @@ def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
     )
 
 
-def _given(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
+def given_fields(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
     """Return the named fields (default: all) that are not ``None``."""
     if struct is None:
         return {}
@@ -101,7 +101,7 @@ def _given(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
 
 
 def _format(given: ev.NativeAudioFormat | None, base: AudioFormat) -> AudioFormat:
-    changes = _given(given)
+    changes = given_fields(given)
     if "encoding" in changes:
         try:
             changes["encoding"] = {encoding.value: encoding for encoding in NATURAL_RATES}[changes["encoding"]]

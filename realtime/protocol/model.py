@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from engine.api import ErrorInfo
+from engine.api import ErrorInfo, SamplingFields
 from realtime.protocol.events import (
     HeardBody,
     Id,
@@ -54,6 +54,7 @@ class SpeechOptions:
     language: str | None = None
     format: RequestedFormat = field(default_factory=RequestedFormat)
     seed: int | None = None
+    sampling: SamplingFields | None = None
     speed: float = 1.0
     instruct: str = ""
     word_times: bool = False

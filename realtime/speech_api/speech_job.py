@@ -32,7 +32,7 @@ from realtime.speech_api.request import (
     file_format,
     supported_instructions,
 )
-from realtime.voice_cloner import check_transcript
+from realtime.voice_cloner import VoiceCloner, check_transcript
 from sessions.config import Markup, SpeechSettings
 from sessions.errors import SessionError
 from sessions.events import ResponseFinished
@@ -73,7 +73,7 @@ def build_settings(body: SpeechRequestBody, server: SpeechServer) -> SpeechSetti
         layout=_layout(body, base.layout),
         max_frames=_max_frames(body),
         chunk_frames=_chunk_frames(body),
-        sampling=_sampling(body, base.sampling),
+        sampling=sampling_of(body, base.sampling),
     )
 
 
@@ -122,7 +122,8 @@ def _chunk_frames(body: SpeechRequestBody) -> tuple[int, ...]:
     return tuple(frames for frames in CHUNK_FRAMES if frames >= first)
 
 
-def _sampling(body: SpeechRequestBody, base: SamplingParams) -> SamplingParams:
+def sampling_of(body: SpeechRequestBody, base: SamplingParams) -> SamplingParams:
+    """Return ``base`` with the sampling that the body names. Raises ``InvalidRequest``."""
     given: dict[str, Any] = {}
     for name in SamplingParams.__struct_fields__:
         value = getattr(body, name)
@@ -285,7 +286,8 @@ async def select_voice(
     is_ours = name is None or is_built_in(name, server.engine.info)
     stored = None if name is None or is_ours else find_voice(server.voices, caller.name, name)
     _check_in_context(body, stored)
-    clone = await _clone(body, server, listener) or _embedding_only_clone(body, stored, server.engine.info)
+    clone = await brought_voice(body, server.cloning, listener)
+    clone = clone or _embedding_only_clone(body, stored, server.engine.info)
     heard = clone or (None if stored is None else stored.clone)
     return SelectedVoice(name, clone, _num_frames(heard), warning)
 
@@ -326,9 +328,12 @@ def _check_scope(body: SpeechRequestBody, caller: Principal) -> None:
         raise RequestRefused("insufficient_scope", f"{field} needs an API key; tokens do not clone voices", field)
 
 
-async def _clone(body: SpeechRequestBody, server: SpeechServer, listener: ReferenceEncoder) -> ClonedVoice | None:
+async def brought_voice(
+    body: SpeechRequestBody, cloning: VoiceCloner, listener: ReferenceEncoder
+) -> ClonedVoice | None:
+    """Return the voice of the request's recording or embedding; raises ``RequestRefused`` or ``InvalidRequest``."""
     if body.speaker_embedding is not None:
-        return server.cloning.from_embedding(body.speaker_embedding)
+        return cloning.from_embedding(body.speaker_embedding)
     if body.ref_audio is None:
         return None
     transcript = "" if body.x_vector_only_mode else (body.ref_text or "").strip()

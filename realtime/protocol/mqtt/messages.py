@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.events import Id
+from realtime.protocol.events import Id, NativeSamplingOptions
 from realtime.protocol.model import RequestedFormat, SpeechOptions
 from realtime.protocol.native import decode_json, field_at_fault
 
@@ -55,6 +55,7 @@ class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     language: Name | None = None
     instruct: Annotated[str, Meta(max_length=MAX_INSTRUCT_CHARS)] = ""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    sampling: NativeSamplingOptions | None = None
     speed: Annotated[float, Meta(gt=0, le=100)] = 1.0
     # 0: as fast as it is made.
     lead_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
@@ -69,6 +70,7 @@ class MqttSpeechOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             language=self.language,
             format=RequestedFormat(audio.encoding, audio.rate, audio.bitrate, audio.packet_ms),
             seed=self.seed,
+            sampling=self.sampling,
             speed=self.speed,
             instruct=self.instruct,
             word_times=self.word_times,
