@@ -10,16 +10,29 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from engine.api import SamplingParams, SpeechEngine
-from realtime.commands.speaking import PLAYER_LEAD_MS, Done, SpeechSource, print_markup_warning, speak
+from engine.api import InvalidRequest, SamplingParams, SpeechEngine
+from realtime.auth import LOCAL
+from realtime.commands import speech_fields
+from realtime.commands.speaking import (
+    Done,
+    Progress,
+    SpeechSource,
+    lead_ms,
+    print_markup_warning,
+    shows_progress,
+    speak,
+)
 from realtime.commands.startup import WRONG_SETTINGS
 from realtime.commands.streams import FORMATS, PLAYERS, find_player, output_path
 from realtime.config import ConfigError, load_config
 from realtime.engine_factory import add_model_argument, running_engine
+from realtime.voice_cloner import VoiceCloner
 from sessions.config import AudioFormat, Encoding, Markup, RegistryLimits, SessionLimits, SpeechSettings
-from sessions.events import MarkupWarned, ResponseAudio, ResponseFinished
+from sessions.events import MarkupWarned, ResponseAudio, ResponseFinished, ResponseWordTimes
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
@@ -41,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f'write a file instead of playing, in the format of its suffix ({suffixes}); "-" writes WAV to standard output'
     )
     parser.add_argument("-o", "--output", type=output_path, metavar="FILE", help=output_help)
+    parser.add_argument("--play", action="store_true", help="with -o: play it as well")
     parser.add_argument("--voice", help="one of `voicewire voices` (default: the first)")
     parser.add_argument("--language", default="auto", help="language of the text (default: auto)")
     parser.add_argument(
@@ -52,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="PLS or JSON file of words that are spoken in another form; with --url the name of a stored one",
     )
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech (default: a random one)")
+    speech_fields.add_arguments(parser)
     add_model_argument(parser)
     parser.add_argument("--url", metavar="ws://HOST:PORT", help="use a server instead of a local engine")
     parser.add_argument(
@@ -61,40 +76,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.output is None and find_player() is None:
-        raise FileNotFoundError(f"no player here ({', '.join(PLAYERS)}): name a file with -o")
+    if (args.output is None or args.play) and find_player() is None:
+        raise FileNotFoundError(f"no player here ({', '.join(PLAYERS)}): name a file with -o, without --play")
     if args.mqtt is not None and (args.ssml or args.lexicon):
         option = "--ssml" if args.ssml else "--lexicon"
         print(f"voicewire say: {option} needs a local engine or --url, and --mqtt is given", file=sys.stderr)
         return WRONG_SETTINGS
     if args.seed is None:
         args.seed = secrets.randbelow(MAX_SEED)
-    if args.url is not None:
-        from realtime.commands.say_remote import say_over_websocket
-
-        return asyncio.run(say_over_websocket(args))
-    if args.mqtt is not None:
-        from realtime.commands.say_mqtt import say_over_mqtt
-
-        return asyncio.run(say_over_mqtt(args))
     try:
-        return asyncio.run(say(args))
+        return asyncio.run(say_on(args))
     except ConfigError as error:
         print(f"voicewire say: {error}", file=sys.stderr)
         return WRONG_SETTINGS
 
 
-async def say(args: argparse.Namespace) -> int:
-    voices = stored_voices()
+async def say_on(args: argparse.Namespace) -> int:
+    """Speak by a local engine, a server or a broker. Returns the exit status."""
+    fields = speech_fields.read_fields(args)
+    if args.url is not None:
+        from realtime.commands.say_remote import say_through_server
+
+        return await say_through_server(args, fields)
+    if args.mqtt is not None:
+        from realtime.commands.say_mqtt import say_over_mqtt
+
+        return await say_over_mqtt(args, fields)
+    return await say(args, fields)
+
+
+async def say(args: argparse.Namespace, fields: dict[str, Any]) -> int:
+    from realtime.speech_api.request import body_of
+    from realtime.speech_api.speech_job import BROUGHT_VOICE, brought_voice, check_reference, sampling_of
+
+    body = body_of({"input": "", **fields})
+    check_reference(body, LOCAL)
+    config = load_config(None, os.environ)
     async with running_engine(args.model) as engine:
-        sample_rate = engine.info.sample_rate
-        async with single_session(engine, settings(args, sample_rate), voices) as session:
-            return await speak(LocalSpeech(session), args, sample_rate)
-
-
-def stored_voices() -> VoiceStore:
-    """Return the voices that ``voicewire voices`` lists. Raises ``ConfigError``."""
-    return VoiceStore(voices_folder(load_config(None, os.environ).voices.folder))
+        cloning = VoiceCloner(config, engine)
+        try:
+            clone = await brought_voice(body, cloning, cloning)
+        except InvalidRequest as error:
+            raise InvalidRequest(speech_fields.name_field(str(error), error.param), error.param) from None
+        if clone is not None and args.voice is not None:
+            print(BROUGHT_VOICE, file=sys.stderr)
+        speech = replace(
+            settings(args, engine.info.sample_rate),
+            clone=clone,
+            instruct=body.instructions or "",
+            sampling=sampling_of(body, SamplingParams(seed=args.seed)),
+        )
+        voices = VoiceStore(voices_folder(config.voices.folder))
+        async with single_session(engine, speech, voices) as session:
+            return await speak(LocalSpeech(session), args, engine.info.sample_rate)
 
 
 @asynccontextmanager
@@ -117,8 +151,8 @@ def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
         format=AudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=sample_rate),
         lexicons=() if args.lexicon is None else (read_lexicon(args.lexicon),),
         markup=Markup.SSML if args.ssml else Markup.NONE,
-        lead_ms=None if args.output else PLAYER_LEAD_MS,
-        sampling=SamplingParams(seed=args.seed),
+        lead_ms=lead_ms(args),
+        word_times=shows_progress(args),
     )
 
 
@@ -150,12 +184,14 @@ class LocalSpeech(SpeechSource):
     async def cancel(self) -> None:
         self._response.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[bytes | Done]:
+    async def __aiter__(self) -> AsyncIterator[bytes | Progress | Done]:
         async for event in self._response:
             match event:
                 case ResponseAudio():
                     yield b"".join(event.packets)
                 case MarkupWarned():
                     print_markup_warning(event)
+                case ResponseWordTimes():
+                    yield Progress(event.words[-1].raw_end)
                 case ResponseFinished():
                     yield event

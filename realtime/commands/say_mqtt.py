@@ -5,8 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
-from realtime.commands.speaking import PLAYER_LEAD_MS, SAMPLE_RATE, Done, ServerError, SpeechSource, speak
+from engine.api import InvalidRequest
+from realtime.commands.speaking import (
+    SAMPLE_RATE,
+    Done,
+    Progress,
+    ServerError,
+    SpeechSource,
+    lead_ms,
+    shows_progress,
+    speak,
+)
+from realtime.commands.speech_fields import VOICE_FIELDS, sampling_options
 from realtime.mqtt.client import MqttAudio, MqttClientSession, open_session, settings_of
 from realtime.mqtt.connection import BrokerDisconnected
 from realtime.protocol.events import ResponseDone
@@ -16,10 +28,13 @@ BURST_LEAD_MS = 0
 REPLY = "say"
 
 
-async def say_over_mqtt(args: argparse.Namespace) -> int:
-    """Returns the exit status. Raises ``OSError``, ``ServerError`` among them."""
+async def say_over_mqtt(args: argparse.Namespace, fields: dict[str, Any]) -> int:
+    """Returns the exit status. Raises ``OSError``, ``ServerError`` among them, or ``InvalidRequest``."""
+    for name in VOICE_FIELDS:
+        if name in fields:
+            raise InvalidRequest(f"{name} cannot be sent through a broker: store the voice, and name it", name)
     try:
-        async with open_session(settings_of(args.mqtt), speech_options(args)) as session:
+        async with open_session(settings_of(args.mqtt), speech_options(args, fields)) as session:
             return await speak(MqttSpeech(session), args)
     except BrokerDisconnected as error:
         raise ServerError(f"the broker is lost: {error}") from None
@@ -37,12 +52,15 @@ def to_native_events(done: messages.MqttDone) -> ResponseDone:
     )
 
 
-def speech_options(args: argparse.Namespace) -> messages.MqttOpen:
+def speech_options(args: argparse.Namespace, fields: dict[str, Any]) -> messages.MqttOpen:
     return messages.MqttOpen(
         voice=args.voice,
         language=None if args.language == "auto" else args.language,
         seed=args.seed,
-        lead_ms=BURST_LEAD_MS if args.output else PLAYER_LEAD_MS,
+        instruct=fields.get("instructions", ""),
+        sampling=sampling_options(fields),
+        word_times=shows_progress(args),
+        lead_ms=lead_ms(args) or BURST_LEAD_MS,
         format=messages.MqttFormat(encoding="pcm_s16le", sample_rate=SAMPLE_RATE),
     )
 
@@ -67,7 +85,7 @@ class MqttSpeech(SpeechSource):
     async def cancel(self) -> None:
         await self._session.send(messages.MqttCancel())
 
-    async def __aiter__(self) -> AsyncIterator[bytes | Done]:
+    async def __aiter__(self) -> AsyncIterator[bytes | Progress | Done]:
         async for event in self._session:
             match event:
                 case MqttAudio():
@@ -75,6 +93,8 @@ class MqttSpeech(SpeechSource):
                 case messages.MqttStarted():
                     for warning in event.warnings:
                         print(warning, file=sys.stderr)
+                case messages.MqttWordMarks():
+                    yield Progress(event.words[-1].at + len(event.words[-1].text))
                 case messages.MqttDone():
                     yield to_native_events(event)
                 case messages.MqttFailed():

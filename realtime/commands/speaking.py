@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 from realtime.commands.streams import Output, arriving_text, open_output
 from realtime.protocol.events import ResponseDone, ResponseWarning
@@ -20,15 +21,34 @@ PLAYER_LEAD_MS = 2_000
 # Rate of remote speech.
 SAMPLE_RATE = 24_000
 EXIT_STATUS = {ResponseStatus.COMPLETED: 0, ResponseStatus.FAILED: 1, ResponseStatus.CANCELLED: 130}
+# Characters of a text whose progress is worth asking for.
+MIN_LONG_CHARS = 400
 Done = ResponseFinished | ResponseDone
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of the text has been spoken."""
+
+    num_chars: int
 
 
 class ServerError(OSError):
     """The server refused, or left; the message says why."""
 
 
+def lead_ms(args: argparse.Namespace) -> int | None:
+    """Return the lead for a player; ``None`` for a file alone, which is written as fast as possible."""
+    return PLAYER_LEAD_MS if args.output is None or args.play else None
+
+
+def shows_progress(args: argparse.Namespace) -> bool:
+    """Return whether the share of the text is shown, for which the source must send word times."""
+    return sys.stderr.isatty() and len(args.text) >= MIN_LONG_CHARS
+
+
 class SpeechSource(ABC):
-    """A response. Iterating gives its PCM, then its end."""
+    """A response. Iterating gives its PCM and, where it is shown, its progress, then its end."""
 
     # Raised by the methods once the connection is lost.
     disconnected: type[Exception] = ConnectionError
@@ -48,13 +68,13 @@ class SpeechSource(ABC):
     async def cancel(self) -> None: ...
 
     @abstractmethod
-    def __aiter__(self) -> AsyncIterator[bytes | Done]: ...
+    def __aiter__(self) -> AsyncIterator[bytes | Progress | Done]: ...
 
 
 async def speak(source: SpeechSource, args: argparse.Namespace, sample_rate: int = SAMPLE_RATE) -> int:
     """Write the speech until the response ends, by itself or by Ctrl-C. Returns the exit status."""
-    output = await open_output(args.output, sample_rate)
-    progress = SpeechProgress(sample_rate, args.seed)
+    output = await open_output(args.output, sample_rate, args.play)
+    progress = SpeechProgress(sample_rate, args.seed, len(args.text))
     try:
         async with feed_text(source, args.text), cancel_on_sigint(source):
             done = await write_audio(source, output, progress)
@@ -88,10 +108,14 @@ async def pump_text(source: SpeechSource, descriptor: int) -> None:
 
 async def write_audio(source: SpeechSource, output: Output, progress: SpeechProgress) -> Done:
     async for event in source:
-        if not isinstance(event, bytes):
-            return event
-        await output.write(event)
-        progress.add(len(event) // BYTES_PER_SAMPLE)
+        match event:
+            case bytes():
+                await output.write(event)
+                progress.add(len(event) // BYTES_PER_SAMPLE)
+            case Progress():
+                progress.num_chars = event.num_chars
+            case _:
+                return event
     raise AssertionError("a response without an end")
 
 
@@ -117,9 +141,11 @@ async def cancel_on_sigint(source: SpeechSource) -> AsyncIterator[None]:
 class SpeechProgress:
     """Progress of the speech: one line on standard error, rewritten as it grows where that is a terminal."""
 
-    def __init__(self, sample_rate: int, seed: int) -> None:
+    def __init__(self, sample_rate: int, seed: int, max_chars: int) -> None:
         self._sample_rate = sample_rate
         self._seed = seed
+        # Spoken so far, as far as known, and of the whole text.
+        self.num_chars, self._max_chars = 0, max_chars
         self._start_s = time.monotonic()
         self._spoken_s = 0.0
         self._live = sys.stderr.isatty()
@@ -127,7 +153,8 @@ class SpeechProgress:
     def add(self, num_samples: int) -> None:
         self._spoken_s += num_samples / self._sample_rate
         if self._live:
-            print(f"\r{self._spoken_s:.1f} s spoken ", end="", file=sys.stderr, flush=True)
+            share = f", {100 * self.num_chars // self._max_chars} % of the text" if self.num_chars else ""
+            print(f"\r{self._spoken_s:.1f} s spoken{share} ", end="", file=sys.stderr, flush=True)
 
     def print_summary(self, done: Done) -> None:
         elapsed_s = time.monotonic() - self._start_s

@@ -94,13 +94,35 @@ def find_player() -> str | None:
     return next((path for name in PLAYERS if (path := shutil.which(name))), None)
 
 
-async def open_output(path: Path | None, sample_rate: int) -> Output:
-    """Open the output of the speech: the file, standard output for ``-``, or a player."""
-    if path == STANDARD_OUTPUT:
-        return StandardOutput(sample_rate)
-    if path is not None:
-        return AudioFile(path, sample_rate)
-    return await AudioPlayer.start(find_player() or next(iter(PLAYERS)), sample_rate)
+async def open_output(path: Path | None, sample_rate: int, plays: bool = False) -> Output:
+    """Open the output of the speech: the file, standard output for ``-``, or a player; with ``plays`` both."""
+    if path is not None and not plays:
+        return _open_file(path, sample_rate)
+    player = await AudioPlayer.start(find_player() or next(iter(PLAYERS)), sample_rate)
+    return player if path is None else BothOutputs(_open_file(path, sample_rate), player)
+
+
+def _open_file(path: Path, sample_rate: int) -> Output:
+    return StandardOutput(sample_rate) if path == STANDARD_OUTPUT else AudioFile(path, sample_rate)
+
+
+class BothOutputs:
+    """Writes to a file, then to a player. A file is whole even if the player ends early."""
+
+    def __init__(self, file: Output, player: Output) -> None:
+        self._file, self._player = file, player
+
+    async def write(self, pcm: bytes) -> None:
+        await self._file.write(pcm)
+        await self._player.write(pcm)
+
+    async def finish(self) -> None:
+        await self._file.finish()
+        await self._player.finish()
+
+    async def abort(self) -> None:
+        await self._file.abort()
+        await self._player.abort()
 
 
 class AudioFile:

@@ -327,11 +327,15 @@ async def test_say_speaks_through_a_broker(broker: Mosquitto, live: LiveServer, 
     wav = tmp_path / "speech.wav"
     url = f"mqtt://127.0.0.1:{broker.port}"
     command = [sys.executable, "-m", "realtime.cli", "say", "-", "-o", str(wav), "--mqtt", url, "--seed", "5"]
+    command += ["--instruct", "Softly.", "--sampling", "temperature=0.5", "--sampling", "top_k=20"]
     saying = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stderr=PIPE)
     _, told = await saying.communicate(TEXT.encode())
     assert saying.returncode == 0, told
     assert wav.stat().st_size > 48_000
     assert b"completed" in told
+    request = live.engine.requests[-1]
+    sampling = (request.sampling.seed, request.sampling.temperature, request.sampling.top_k)
+    assert (request.instruct, sampling) == ("Softly.", (5, 0.5, 20))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "mqtt://", "mqtt://host:port", "nonsense"])
