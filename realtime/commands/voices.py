@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest
+from realtime.commands.speech_fields import read_embedding, read_file
 from realtime.commands.startup import WRONG_SETTINGS
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import add_model_argument, running_engine
 from realtime.voice_cloner import VoiceCloner, check_transcript
-from sessions.voices.lookup import blend, resembles_built_in
+from sessions.voices.lookup import blend, embedding_numbers, resembles_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
 from sessions.voices.voice_file import voices_folder
@@ -42,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     blending.add_argument("first")
     blending.add_argument("second")
     blending.add_argument("--weight", type=float, default=0.5, help="0 is the first voice, 1 the second (default: 0.5)")
+    embedding = actions.add_parser("embed", help="print the speaker embedding of a recording as JSON", parents=[where])
+    embedding.set_defaults(act=embed_recording)
+    embedding.add_argument("file", type=Path, help="a recording of 1 to 30 s")
+    embedding.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it to a file instead")
     removing = actions.add_parser("remove", help="delete a stored voice", parents=[where])
     removing.set_defaults(act=remove_voice)
     removing.add_argument("name")
@@ -110,6 +115,20 @@ async def blend_voices(args: argparse.Namespace, config: ServerConfig) -> int:
     return 0
 
 
+async def embed_recording(args: argparse.Namespace, config: ServerConfig) -> int:
+    data = read_file(args.file, "file")
+    async with running_engine(args.model) as engine:
+        voice, _ = await VoiceCloner(config, engine).from_upload(data, "")
+    numbers = embedding_numbers(voice)
+    text = msgspec.json.encode(numbers).decode()
+    if args.output is None:
+        print(text)
+    else:
+        args.output.write_text(f"{text}\n", encoding="utf-8")
+        print(f"{len(numbers)} numbers are written to {args.output}")
+    return 0
+
+
 async def remove_voice(args: argparse.Namespace, config: ServerConfig) -> int:
     if not _store(args, config).remove(args.key_name, args.name):
         raise InvalidRequest(f"no voice {args.name!r} is stored", "name")
@@ -127,21 +146,9 @@ def table(info: EngineInfo, stored: list[VoiceManifest]) -> str:
 
 async def _cloned(file: Path, transcript: str, cloning: VoiceCloner) -> tuple[ClonedVoice, float]:
     """The voice and the length of the recording; 0 for an embedding."""
-    data = _content(file)
     if file.suffix == ".json":
-        return cloning.from_embedding(_numbers(data, file)), 0.0
-    return await cloning.from_upload(data, transcript)
-
-
-def _content(file: Path) -> bytes:
-    return file.read_bytes()
-
-
-def _numbers(data: bytes, file: Path) -> list[float]:
-    try:
-        return msgspec.json.decode(data, type=list[float])
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"{file} is no JSON list of numbers: {error}", "file") from None
+        return cloning.from_embedding(read_embedding(file, "file")), 0.0
+    return await cloning.from_upload(read_file(file, "file"), transcript)
 
 
 def _manifest(args: argparse.Namespace, transcript: str = "") -> VoiceManifest:

@@ -24,7 +24,7 @@ from realtime.server import SpeechServer
 from realtime.transports.http_routes import body_timeout, server_of
 from realtime.transports.transport import cancel_on_disconnect
 from realtime.voice_cloner import check_transcript
-from sessions.voices.lookup import find_voice, is_built_in, resembles_built_in, voices_for
+from sessions.voices.lookup import embedding_numbers, find_voice, is_built_in, resembles_built_in, voices_for
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
 
 MAX_FIELDS = 16
@@ -134,6 +134,21 @@ async def show_voice(request: Request) -> Response:
     if found is None:
         raise _not_found(name)
     return JSONResponse(_describe_voice(found.manifest, caller))
+
+
+async def show_embedding(request: Request) -> Response:
+    """Return a stored voice's speaker embedding; tokens receive none, as they receive no transcript."""
+    server = server_of(request)
+    caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
+    if is_built_in(name, server.engine.info):
+        raise InvalidRequest(f"voice {name!r} belongs to the model and has no speaker embedding", "name")
+    found = await asyncio.to_thread(find_voice, server.voices, caller.name, name)
+    if found is None:
+        raise _not_found(name)
+    embedding = embedding_numbers(found.clone)
+    if not embedding:
+        raise InvalidRequest(f"voice {name!r} has no speaker embedding", "name")
+    return JSONResponse({"name": name, "model": found.manifest.model, "embedding": embedding})
 
 
 async def add_voice(request: Request) -> Response:
@@ -253,5 +268,6 @@ VOICE_ROUTES: list[BaseRoute] = [
     Route("/v1/audio/voices", list_voices),
     Route("/v1/audio/voices", add_voice, methods=["POST"]),
     Route("/v1/audio/voices/{name}", show_voice),
+    Route("/v1/audio/voices/{name}/embedding", show_embedding),
     Route("/v1/audio/voices/{name}", delete_voice, methods=["DELETE"]),
 ]

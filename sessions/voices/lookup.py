@@ -29,6 +29,11 @@ def blend(first: ClonedVoice, second: ClonedVoice, weight: float) -> ClonedVoice
     return ClonedVoice(embedding=mixed.astype(np.float32).tobytes())
 
 
+def embedding_numbers(voice: ClonedVoice) -> list[float]:
+    """Return the embedding in the shortest decimals of its float32 numbers, which read back as the same."""
+    return [float(str(number)) for number in np.frombuffer(voice.embedding, np.float32)]
+
+
 BYTES_PER_NUMBER = 4
 
 

@@ -118,6 +118,24 @@ def test_voices_blend(engine: FakeSpeechEngine, folder: Path, tmp_path: Path) ->
     assert (both.manifest.source, both.manifest.model) == ("blend", "a fake base")
 
 
+def test_embedding_of_recording_is_printed_or_written(
+    engine: FakeSpeechEngine, folder: Path, wav: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["voices", "embed", wav]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    file = tmp_path / "ann.json"
+    assert main(["voices", "embed", wav, "-o", str(file)]) == 0
+    assert f"{EMBEDDING_SIZE} numbers" in capsys.readouterr().out
+    assert json.loads(file.read_text()) == printed
+    assert main(["voices", "add", "ann", str(file), *CONSENT]) == 0
+    assert main(["voices", "add", "same", wav, *CONSENT]) == 0
+    ann, same = (VoiceStore(folder).find(SHARED, name) for name in ("ann", "same"))
+    assert ann is not None
+    assert same is not None
+    assert ann.clone.embedding == same.clone.embedding
+    assert not engine.is_alive
+
+
 def test_a_voice_may_belong_to_a_key(engine: FakeSpeechEngine, tmp_path: Path) -> None:
     where = ["voices", "--folder", str(tmp_path / "elsewhere"), "--key-name", "agent"]
     assert main([*where, "add", "ann", numbers(tmp_path, "ann", 1.0), *CONSENT]) == 0
@@ -136,6 +154,9 @@ def test_a_voice_may_belong_to_a_key(engine: FakeSpeechEngine, tmp_path: Path) -
         (["add", "ann", "WAV", "--transcript", "x" * 2_001, *CONSENT], "2001 characters"),
         (["blend", "ann", "one", "two", *CONSENT], "no voice 'one' is stored"),
         (["remove", "../x"], "no voice"),
+        (["embed", "nowhere.wav"], "nowhere.wav"),
+        (["embed", "BAD"], "audio is neither of wav"),
+        (["embed", "WAV", "-o", "no/such/file.json"], "no/such/file.json"),
     ],
 )
 def test_impossible_request_is_reported(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from engine.api import ClonedVoice
 from realtime.client import open_session
 from realtime.protocol import events as ev
 from sessions.audio.wav import wav_file
@@ -280,6 +281,44 @@ def voice_of_operator(name: str) -> StoredVoice:
     embedding = np.zeros(EMBEDDING_SIZE, np.float32).tobytes()
     manifest = VoiceManifest(name=name, owner=SHARED, consent="ours", source="embedding")
     return StoredVoice(manifest, type(voice("x").clone)(embedding=embedding))
+
+
+async def test_embedding_of_stored_voice_makes_the_same_voice(live: LiveServer) -> None:
+    await add(live, ref_text="Hello there.")
+    status, told = await get(live, f"{PATH}/ann/embedding")
+    assert (status, told["name"], told["model"]) == (200, "ann", "a fake base")
+    await add(live, "copy", audio=None, speaker_embedding=json.dumps(told["embedding"]))
+    ann, copy = (live.speech.voices.find("local", name) for name in ("ann", "copy"))
+    assert ann is not None
+    assert copy is not None
+    assert copy.clone.embedding == ann.clone.embedding
+    assert len(told["embedding"]) == EMBEDDING_SIZE
+
+
+async def test_embedding_is_refused_with_reason(live: LiveServer) -> None:
+    live.speech.voices.add(StoredVoice(VoiceManifest(name="bare"), ClonedVoice(embedding=b"")))
+    for name, code, words in (
+        ("ada", (400, "invalid_request"), "voice 'ada' belongs to the model and has no speaker embedding"),
+        ("bare", (400, "invalid_request"), "voice 'bare' has no speaker embedding"),
+        ("nobody", (404, "voice_not_found"), "voice 'nobody' is unknown"),
+    ):
+        status, told = await get(live, f"{PATH}/{name}/embedding")
+        assert (status, told["error"]["code"]) == code
+        assert (told["error"]["message"], told["error"]["param"]) == (words, "name")
+
+
+async def test_embedding_needs_the_key_of_the_voice(tmp_path: Path) -> None:
+    async with live_server(cloning_engine(), voices__folder=str(tmp_path), auth__api_keys=KEYS) as live:
+        await add(live, headers=ALICE)
+        live.speech.voices.add(voice_of_operator("shared"))
+        assert (await get(live, f"{PATH}/ann/embedding", ALICE))[0] == 200
+        assert (await get(live, f"{PATH}/ann/embedding", BOB))[0] == 404
+        assert (await get(live, f"{PATH}/shared/embedding", BOB))[0] == 200
+        assert (await get(live, f"{PATH}/ann/embedding"))[0] == 401
+        async with live.http() as http:
+            token = {"X-API-Key": (await http.post("/v1/tokens", headers=ALICE)).json()["token"]}
+        status, told = await get(live, f"{PATH}/ann/embedding", token)
+        assert (status, told["error"]["code"]) == (403, "insufficient_scope")
 
 
 async def test_voice_of_another_model_is_refused_with_reason(live: LiveServer, tmp_path: Path) -> None:
