@@ -194,6 +194,14 @@ async def test_server_gets_voice_of_embedding(
     assert "completed: " in told
 
 
+async def test_markup_goes_along_with_a_voice(tmp_path: Path, embedding: str) -> None:
+    async with live_server(cloning_engine()) as live:
+        given = ("--url", live.url, "-o", str(tmp_path / "x.wav"), "--speaker-embedding", embedding, "--ssml")
+        args = parser_for("say", say).parse_args(["say", "<speak>Hello there.</speak>", "--seed", "5", *given])  # type: ignore[arg-type]
+        assert await say.say_on(args) == 0
+        assert "speak" not in live.engine.requests[0].text
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
