@@ -10,7 +10,7 @@ from realtime.cluster.limit_leases import FORGET_S, LEASE_S, LimitLeases, Usage
 LIMIT = "responses of ann"
 
 
-class Gateway:
+class LeasedGateway:
     """A holder that applies the leases it was given, one after another, and fills its places."""
 
     def __init__(self, name: str, limit: int) -> None:
@@ -38,7 +38,7 @@ class Gateway:
         self.used = max(0, self.used - 1)
 
 
-def settled(leases: LimitLeases, gateways: list[Gateway], now_s: float, rounds: int = 8) -> None:
+def settled(leases: LimitLeases, gateways: list[LeasedGateway], now_s: float, rounds: int = 8) -> None:
     for _ in range(rounds):
         for gateway in gateways:
             gateway.renew(leases, now_s)
@@ -51,7 +51,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["renew", "apply",
 @given(st.integers(0, 9), STEPS)
 def test_leases_never_exceed_the_limit(limit, steps):
     leases = LimitLeases(0)
-    gateways = [Gateway(name, limit) for name in "abcd"]
+    gateways = [LeasedGateway(name, limit) for name in "abcd"]
     for number, action in steps:
         gateway = gateways[number]
         gateway.renew(leases, LEASE_S) if action == "renew" else getattr(gateway, action)()
@@ -62,7 +62,7 @@ def test_leases_never_exceed_the_limit(limit, steps):
 def test_leases_reach_every_place_of_the_limit(limit, demands):
     """Whoever is refused gets what the others do not use."""
     leases = LimitLeases(0)
-    gateways = [Gateway(str(number), limit) for number in range(len(demands))]
+    gateways = [LeasedGateway(str(number), limit) for number in range(len(demands))]
     for number in range(80):
         settled(leases, gateways, LEASE_S + number / 4, 1)
         for gateway, demand in zip(gateways, demands, strict=True):
@@ -73,7 +73,7 @@ def test_leases_reach_every_place_of_the_limit(limit, demands):
 
 def test_leases_of_a_silent_holder_go_to_others_after_they_passed():
     leases = LimitLeases(0)
-    first, second = Gateway("a", 10), Gateway("b", 10)
+    first, second = LeasedGateway("a", 10), LeasedGateway("b", 10)
     settled(leases, [first, second], LEASE_S)
     assert (first.places, second.places) == (5, 5)
     settled(leases, [second], LEASE_S + FORGET_S - 1)
@@ -84,7 +84,7 @@ def test_leases_of_a_silent_holder_go_to_others_after_they_passed():
 
 def test_leases_of_a_new_coordinator_wait_for_those_of_the_former():
     leases = LimitLeases(100 + LEASE_S, first_version=1_000)
-    gateway = Gateway("a", 10)
+    gateway = LeasedGateway("a", 10)
     gateway.places, gateway.applied = 4, 7
     settled(leases, [gateway], 100 + LEASE_S - 1)
     assert gateway.places == 4
