@@ -487,14 +487,16 @@ class Response:
         self._wake_reader()
 
     def _put_words(self) -> None:
-        if self.state is not State.SPEAKING or not self.settings.word_times:
-            return
-        words = self._timeline.new_words()
-        lacking = words[self._num_words_to_drop :]
-        self._num_words_to_drop = max(self._num_words_to_drop - len(words), 0)
-        if lacking:
-            self._ring.put_words(lacking)
-            self._wake_reader()
+        """Put the words and marks whose times are known since the last call."""
+        if self.state is State.SPEAKING and self.settings.word_times:
+            words = self._timeline.new_words()
+            lacking = words[self._num_words_to_drop :]
+            self._num_words_to_drop = max(self._num_words_to_drop - len(words), 0)
+            if lacking:
+                self._ring.put_words(lacking)
+                self._wake_reader()
+        for mark, sample in self._timeline.new_marks():
+            self._put_mark(mark, sample)
 
     def _put_checkpoint(self, segment: TextSegment, codes: bytes, is_complete: bool = False) -> None:
         log = self._checkpoints
@@ -505,8 +507,6 @@ class Response:
         if found is not None:
             self._ring.put_checkpoint(index, found.encode())
             self._wake_reader()
-        for mark, sample in self._timeline.new_marks():
-            self._put_mark(mark, sample)
 
     def _put_mark(self, mark: MarkItem, engine_sample: int) -> None:
         """``engine_sample`` counts at the engine's rate."""
