@@ -56,7 +56,8 @@ class PlaybackClock:
     def emit(self, num_samples: int, now_s: float) -> None:
         start = now_s if self.dry_at_s is None else self.dry_at_s if self.is_behind else max(self.dry_at_s, now_s)
         self.dry_at_s = start + num_samples / self.sample_rate
-        self.is_behind = self.is_behind and self.dry_at_s < now_s
+        # Half a sample for rounding.
+        self.is_behind = self.is_behind and (now_s - self.dry_at_s) * self.sample_rate > 0.5
         self.num_emitted += num_samples
 
     def report(self, played_samples: int, now_s: float) -> None:
