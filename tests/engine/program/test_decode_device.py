@@ -92,16 +92,16 @@ def test_voice_that_fails_in_a_thread_fails_one_request(tmp_path: Path, make_apa
     embedding, codes = np.ones(48, np.float32).tobytes(), np.ones((11, 4), np.int16).tobytes()
     voice = ClonedVoice(embedding=embedding, codes=codes, num_codebooks=4, transcript="the dog")
     bench = make_apart(write_checkpoint(tmp_path, TINY, task="base"))
-    hear, num_heard = codec_of(bench)._prime_frames, 0
+    run_frames, num_runs = codec_of(bench)._run_frames, 0
 
     def fail_once(*args: Any) -> None:
-        nonlocal num_heard
-        num_heard += 1
-        if num_heard == 1:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs == 1:
             raise RuntimeError("no more memory")
-        hear(*args)
+        run_frames(*args)
 
-    codec_of(bench)._prime_frames = fail_once
+    codec_of(bench)._run_frames = fail_once
     sampling = SamplingParams(seed=1, min_new_tokens=9)
     rows = [bench.submit(voice=voice, text=TEXT[:30], text_closed=True, sampling=sampling) for _ in range(2)]
     bench.run()
