@@ -51,7 +51,7 @@ async def leaves_no_object(live: LiveServer, visit: Callable[[], Awaitable[None]
         end_s = time.monotonic() + FREE_AFTER_S
         while (left := living_objects() - before) and time.monotonic() < end_s:
             await asyncio.sleep(0.02)
-        assert left == Counter()
+        assert left == Counter(), f"still alive after {FREE_AFTER_S:g} s: {dict(left)}"
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
