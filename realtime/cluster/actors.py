@@ -207,7 +207,7 @@ class Controller:
         return [member.status for member in self._members.values() if member.status.kind == kind]
 
     def _poll(self, known: Members | None) -> None:
-        """Exchange reports with the replicas; forget those that are gone."""
+        """Exchange reports with the replicas; drop those that have ended."""
         members = msgspec.json.encode(known)
         for member in self._members.values():
             if member.pending is None:

@@ -67,7 +67,7 @@ class RemoveVoice(Struct, frozen=True, tag=True):
     name: str
 
 
-class Forget(Struct, frozen=True, tag=True):
+class RemoveReplica(Struct, frozen=True, tag=True):
     """The replica has ended."""
 
     replica: str
@@ -114,11 +114,11 @@ class Coordinator:
 
     async def handle(self, message: bytes) -> bytes:
         """Answer an encoded request."""
-        match msgpack.decode(message, type=SyncRequest | PutVoice | RemoveVoice | Forget):
+        match msgpack.decode(message, type=SyncRequest | PutVoice | RemoveVoice | RemoveReplica):
             case SyncRequest() as request:
                 return msgpack.encode(await self.sync(request))
-            case Forget(replica):
-                await self.forget(replica)
+            case RemoveReplica(replica):
+                await self.remove_replica(replica)
                 return b""
             case command:
                 return msgpack.encode(await self.change_voice(command))
@@ -153,9 +153,9 @@ class Coordinator:
             await self._wait(lambda: self._has_spread(version), SYNC_WAIT_S)
         return VoiceOutcome(existed)
 
-    async def forget(self, replica: str) -> None:
-        """Forget a replica that has ended."""
-        self._leases.forget(replica)
+    async def remove_replica(self, replica: str) -> None:
+        """Drop the leases of a replica that has ended."""
+        self._leases.remove(replica)
         self._replicas.pop(replica, None)
         await self._notify()
 

@@ -48,7 +48,7 @@ class LeasedUsageCounters:
         return self._lease.version
 
     def usage(self) -> dict[str, Usage]:
-        """Return what the coordinator needs to know; requests that were refused until now are told once."""
+        """Return what the coordinator needs to know; requests that were refused until now are reported once."""
         wanted, self._wanted = self._wanted, set()
         return {
             name: Usage(limit, self._inner.total(name), self._places(name), name in wanted)

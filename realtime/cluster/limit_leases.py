@@ -81,7 +81,7 @@ class LimitLeases:
         holder.sent.append(lease)
         return lease
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Take the places back from a holder that has ended."""
         self._holders.pop(name, None)
 

@@ -20,8 +20,8 @@ from msgspec import DecodeError, Struct, msgpack
 from engine.api import CodedError
 from realtime.auth import Authenticator
 from realtime.cluster.coordinator import (
-    Forget,
     PutVoice,
+    RemoveReplica,
     RemoveVoice,
     SyncAnswer,
     SyncRequest,
@@ -47,11 +47,11 @@ EXCHANGE_INTERVAL_S = 0.2
 EXCHANGE_TIMEOUT_S = 2.0
 RETRY_S = 0.5
 SYNC_TIMEOUT_S = 3.0
-# A change waits for a coordinator that restarts, and then for the leases of replicas that it does not hear.
+# A change waits for a coordinator that restarts, and then for the leases of replicas that it cannot reach.
 CHANGE_TIMEOUT_S = 2 * LEASE_S + 5.0
 RETRY_AFTER_MS = 1_000
 
-# Sends an encoded request to the coordinator and returns the answer, or raises ``OSError`` after so many seconds.
+# Sends an encoded request to the coordinator and returns the answer. Raises ``OSError`` after that many seconds.
 Call = Callable[[bytes, float], bytes]
 
 
@@ -98,7 +98,7 @@ class ReplicaLink:
             return
         self._closed.set()
         with suppress(OSError):
-            self._call(msgpack.encode(Forget(self._name)), SYNC_TIMEOUT_S)
+            self._call(msgpack.encode(RemoveReplica(self._name)), SYNC_TIMEOUT_S)
         with suppress(OSError):
             Client(str(self.address), "AF_UNIX").close()  # ends the wait for a connection
         self._listener.close()
