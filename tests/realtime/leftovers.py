@@ -15,7 +15,8 @@ import pytest
 from tests.realtime.live_server import LiveServer
 
 PACKAGES = ("realtime.", "sessions.", "uvicorn.protocols.")
-FREE_AFTER_S = 5.0
+# Only a failing check waits that long: on busy cores a worker thread holds what it works on for seconds.
+FREE_AFTER_S = 30.0
 
 
 def living_objects() -> Counter[str]:
