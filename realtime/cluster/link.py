@@ -135,7 +135,7 @@ class ReplicaLink:
             except OSError as error:
                 log.warning("the coordinator does not answer", extra={"error": type(error).__name__})
                 self._closed.wait(RETRY_S)
-            except Exception:
+            except Exception:  # this thread is all that renews the leases of the gateway
                 log.exception("a lease of the cluster could not be renewed")
                 self._closed.wait(RETRY_S)
 
