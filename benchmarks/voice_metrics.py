@@ -23,6 +23,7 @@ from training.acoustics import (
     likeness,
     share_told_apart,
     voice_print,
+    without_outer_silence,
 )
 from training.asr_judge import Score, Transcription, hear_one
 from training.held_out import SENTENCES, read_sentences
@@ -66,18 +67,18 @@ class SentenceMetrics:
 
 
 def measure(
-    text: str, signal: Signal, taught: Signal, ears: Recognizers, band: Band | None = None, *, is_copy: bool
+    text: str, signal: Signal, taught: Signal, recognizers: Recognizers, band: Band | None = None, *, is_copy: bool
 ) -> SentenceMetrics:
     """Measure a 16 kHz ``signal`` against the teacher's; recognizers are cached in the process."""
     return SentenceMetrics(
         bigram=hear_one(text, signal, _sentences()),
-        stock=hear_one(text, signal, None) if ears.stock else None,
-        phones=_listener(ears.listener).judge(text, signal) if ears.listener else None,
+        stock=hear_one(text, signal, None) if recognizers.stock else None,
+        phones=_listener(recognizers.listener).judge(text, signal) if recognizers.listener else None,
         levels=levels(signal),
         voice=voice_print(signal),
         likeness=likeness(taught, signal) if is_copy else None,
         length=len(signal) / len(taught),
-        opinion=_rate(signal) if ears.mos else None,
+        opinion=_rate(signal) if recognizers.mos else None,
         band=band,
     )
 
@@ -85,7 +86,9 @@ def measure(
 def _rate(signal: Signal) -> Opinion:
     from training import mos
 
-    return mos.rate(signal)
+    # DNSMOS repeats short speech, so silence around it would count as pauses within. The engine's speech fills its last
+    # frame with silence, and the teacher's does not.
+    return mos.rate(without_outer_silence(signal))
 
 
 @cache

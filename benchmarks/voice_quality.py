@@ -78,8 +78,8 @@ Spoken = tuple[list[Task], list[Signal], list[Band]]
 class Table:
     """Synthesize and measure in ``jobs`` processes, and print the rows in order."""
 
-    def __init__(self, tasks: Sequence[Task], ears: Recognizers, jobs: int) -> None:
-        self._tasks, self._ears = tasks, ears
+    def __init__(self, tasks: Sequence[Task], recognizers: Recognizers, jobs: int) -> None:
+        self._tasks, self._recognizers = tasks, recognizers
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,))
         self._taught: dict[str, list[Signal]] = {}
@@ -90,8 +90,8 @@ class Table:
         """Evaluate the teacher, then ``speakers``."""
         with self._pool:
             teaching = [("teacher", TeacherSource(), Setting(voice)) for voice in TEACHERS]
-            speeches = [self._pool.submit(speak, who, self._tasks, setting) for _, who, setting in teaching]
-            speeches += [self._pool.submit(speak, who, self._tasks, setting) for _, who, setting in speakers]
+            speeches = [self._pool.submit(speak, source, self._tasks, setting) for _, source, setting in teaching]
+            speeches += [self._pool.submit(speak, source, self._tasks, setting) for _, source, setting in speakers]
             self._taught = dict(zip(TEACHERS, (speech.result()[1] for speech in speeches[:2]), strict=True))
             rows = [
                 (name, setting, *self._measure(name, setting, speech))
@@ -111,7 +111,7 @@ class Table:
         taught = dict(zip((task.number for task in self._tasks), self._taught[setting.voice], strict=True))
         return tasks, [
             self._pool.submit(
-                measure, task.text, signal, taught[task.number], self._ears, width, is_copy=name == "codec"
+                measure, task.text, signal, taught[task.number], self._recognizers, width, is_copy=name == "codec"
             )
             for task, signal, width in zip(tasks, signals, bands, strict=True)
         ]
@@ -126,13 +126,13 @@ class Table:
         return [(row, gate) for row in self.rows for gate in gates_of(row, teachers[row.setting.split(" ")[0]])]
 
 
-def speak(who: SpeechSource, tasks: Sequence[Task], setting: Setting) -> Spoken:
-    """Synthesize those of ``tasks`` that ``who`` has, at 16 kHz, and measure the band before resampling."""
-    numbers = who.numbers(setting)
+def speak(source: SpeechSource, tasks: Sequence[Task], setting: Setting) -> Spoken:
+    """Synthesize those of ``tasks`` that ``source`` has, at 16 kHz, and measure the band before resampling."""
+    numbers = source.numbers(setting)
     chosen = [task for task in tasks if numbers is None or task.number in numbers]
-    spoken = list(who(chosen, setting))
-    bands = [band(pcm / 32_768 if pcm.dtype.kind == "i" else pcm, who.rate_hz) for pcm in spoken]
-    return chosen, [to_16k(pcm, who.rate_hz) for pcm in spoken], bands
+    spoken = list(source(chosen, setting))
+    bands = [band(pcm / 32_768 if pcm.dtype.kind == "i" else pcm, source.rate_hz) for pcm in spoken]
+    return chosen, [to_16k(pcm, source.rate_hz) for pcm in spoken], bands
 
 
 def speakers(options: argparse.Namespace) -> Iterator[tuple[str, SpeechSource, Setting]]:
@@ -143,10 +143,10 @@ def speakers(options: argparse.Namespace) -> Iterator[tuple[str, SpeechSource, S
         found.append(("model", Recordings(options.recordings)))
     elif not options.no_model:
         found.append(("model", EngineSource(options.model, options.device)))
-    for name, who in found:
-        for setting in who.settings:
+    for name, source in found:
+        for setting in source.settings:
             if not setting.batch or setting.batch in options.batch:
-                yield name, who, setting
+                yield name, source, setting
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -53,6 +53,13 @@ def levels(signal: Signal) -> Levels:
     return Levels(10 * np.log10(inside + 1e-12), first * HOP / RATE_HZ, (len(signal) - last * HOP) / RATE_HZ, clipped)
 
 
+def without_outer_silence(signal: Signal) -> Signal:
+    """16 kHz speech from its first to its last loud 10 ms; a silent signal is returned as it is."""
+    found = levels(signal)
+    start, end = round(found.lead_s * RATE_HZ), len(signal) - round(found.tail_s * RATE_HZ)
+    return signal[start:end] if end > start else signal
+
+
 def _frame_energy(signal: Signal) -> npt.NDArray[np.float64]:
     whole = len(signal) // HOP
     squares = np.square(signal[: whole * HOP].astype(np.float64))

@@ -5,7 +5,18 @@ pytest.importorskip("pesq", reason="the dependency group training is not install
 pytest.importorskip("pystoi", reason="the dependency group training is not installed")
 
 from training import flite
-from training.acoustics import RATE_HZ, Band, Signal, VoicePrint, band, levels, likeness, share_told_apart, voice_print
+from training.acoustics import (
+    RATE_HZ,
+    Band,
+    Signal,
+    VoicePrint,
+    band,
+    levels,
+    likeness,
+    share_told_apart,
+    voice_print,
+    without_outer_silence,
+)
 
 needs_flite = pytest.mark.skipif(not flite.available(), reason="flite (libflite1) is not installed")
 
@@ -27,6 +38,12 @@ def buzz(pitch_hz: float) -> Signal:
 
 def speech(voice: str = "slt") -> Signal:
     return flite.synthesize("The old ferry sank in the harbor.", voice).pcm.astype(np.float32) / 32768
+
+
+def test_outer_silence_is_cut_and_inner_silence_stays() -> None:
+    speech = np.concatenate([tone(0.5), silence(0.2), tone(0.5)])
+    np.testing.assert_array_equal(without_outer_silence(np.concatenate([silence(0.12), speech, silence(0.3)])), speech)
+    np.testing.assert_array_equal(without_outer_silence(silence(0.3)), silence(0.3))
 
 
 def test_levels_find_the_edges_and_the_loudness() -> None:
