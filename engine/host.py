@@ -193,13 +193,23 @@ class EngineHost:
             log.warning("gateway %d: %s", gateway.number, error)
         finally:
             del self.gateways[gateway.number]
-            self.orphans.keep(gateway.records.snapshot())
+            self._keep_orphans(gateway)
             gateway.close_when_sent()
             for encoding in list(gateway.encodings.values()):
                 encoding.cancel()
             for epoch in list(gateway.active):
                 self.loop.send(CancelRequest(gateway.number << EPOCH_BITS | epoch))
             connection.close()
+
+    def _keep_orphans(self, gateway: GatewayConnection) -> None:
+        """Keep the requests of a closed connection, except those of sessions that another connection has."""
+        requests = gateway.records.snapshot()
+        self.orphans.keep(requests)
+        # A gateway may be back before its former connection is seen to end. It records before it claims, and here the
+        # order is reversed, so that one of the two finds the orphan.
+        present = {session_id for other in list(self.gateways.values()) for session_id in other.records.session_ids}
+        for session_id in present.intersection(one.request.session_id for one in requests):
+            self.orphans.claim(session_id)
 
     @property
     def _read_pause_s(self) -> float:
@@ -247,8 +257,8 @@ class EngineHost:
             return False
         gateway.active.add(command.epoch)
         if request.session_id:
-            self.orphans.claim(request.session_id)  # its gateway is here
             gateway.records.submit(command.epoch, request)
+            self.orphans.claim(request.session_id)  # its gateway is here
         return True
 
     def _encode(self, gateway: GatewayConnection, command: EncodeVoice) -> None:

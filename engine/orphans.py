@@ -33,6 +33,10 @@ class RequestRecord:
         if request.resume is not None and not request.resume.is_replay:
             self._chunks.append((request.resume.codes, request.resume.num_samples))
 
+    @property
+    def session_id(self) -> str:
+        return self._request.session_id
+
     def apply(self, command: Command) -> None:
         match command:
             case PushRequestText(_, text):
@@ -80,6 +84,10 @@ class RecordTable:
 
     def clear(self) -> None:
         self._records = {}
+
+    @property
+    def session_ids(self) -> set[str]:
+        return {record.session_id for record in list(self._records.values())}
 
     def snapshot(self) -> list[OrphanedRequest]:
         return [record.snapshot() for record in list(self._records.values())]
