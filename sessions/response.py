@@ -32,12 +32,11 @@ from engine.api import (
 )
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.alignment.uniform_aligner import UniformAligner
-from sessions.audio.formats.registry import opus_settings
 from sessions.audio.pacer import Pacer, PacerSettings, UnderrunCause
 from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.checkpoint import CheckpointLog, Replay, SpokenSegment
 from sessions.clock import WakeEvent, is_due, now_s
-from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
+from sessions.config import AudioFormat, Markup, SpeechSettings
 from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed
 from sessions.events import (
     HeardText,
@@ -52,6 +51,7 @@ from sessions.metrics import Metrics
 from sessions.packetizer import AudioPacket
 from sessions.response_totals import ResponseTotals
 from sessions.ring import PacketRing
+from sessions.sample_scale import SampleScale
 from sessions.session_services import SessionServices
 from sessions.stall_detector import StallDetector, StallSource
 from sessions.styles import StyleResolver
@@ -67,8 +67,6 @@ logger = logging.getLogger(__name__)
 
 # Due packets that are sent per loop iteration, so that a flush does not delay other responses.
 YIELD_EVERY_EVENTS = 50
-# A client's count is cut to this: thirty years, and small enough to be turned into samples.
-MAX_PLAYED_MS = 1e12
 # A burst reply begins no further segment while its audio is not read for so long.
 MAX_UNREAD_S = 1.0
 # Flushes are taken from the text when they are passed on; very many at once would hold up others.
@@ -76,8 +74,6 @@ MAX_BEGUN_ITEMS = 50
 # Audio that the listener still has when the encoder is drained at the latest.
 DRAIN_MARGIN_S = 0.2
 MAX_DRAIN_WAIT_S = 1.0
-# A new Opus decoder is then within -59 dB of one that was kept; after the 80 ms of RFC 7845, within -4 dB for speech.
-OPUS_PREROLL_MS = 240
 
 
 class State(Enum):
@@ -128,9 +124,7 @@ class Response:
         self.state = State.OPEN
         # True once only the fact that it has ended is kept.
         self.forgotten = False
-        # Decoded samples before the speech, at the format's rate; 0 unless the encoding is Opus.
-        is_opus = settings.format.encoding is Encoding.OPUS
-        self.pre_skip_samples = opus_settings(settings.format).pre_skip_samples if is_opus else 0
+        self._scale = SampleScale(settings, info.sample_rate)
         self._request_prefix = request_prefix
         self._group = group
         self._services = services
@@ -186,6 +180,11 @@ class Response:
     @property
     def format(self) -> AudioFormat:
         return self.settings.format
+
+    @property
+    def pre_skip_samples(self) -> int:
+        """Decoded samples before the speech, at the format's rate; 0 unless the encoding is Opus."""
+        return self._scale.pre_skip_samples
 
     @property
     def is_done(self) -> bool:
@@ -511,9 +510,8 @@ class Response:
     def _put_mark(self, mark: MarkItem, engine_sample: int) -> None:
         """``engine_sample`` counts at the engine's rate."""
         if self.state is State.SPEAKING:
-            time_s = engine_sample / (self._services.engine.info.sample_rate * self.settings.speed)
-            sample = self.pre_skip_samples + round(time_s * self.format.sample_rate)
-            self._ring.put_event(MarkReached(self.response_id, mark.name, sample, 1000 * time_s))
+            sample, time_ms = self._scale.from_engine(engine_sample)
+            self._ring.put_event(MarkReached(self.response_id, mark.name, sample, time_ms))
             self._wake_reader()
 
     def _put_warnings(self) -> None:
@@ -614,7 +612,7 @@ class Response:
         self._report_playback_to_engine()
 
     def resume(self, received_samples: int, played_ms: float | None) -> None:
-        """Go back to what a reader with ``received_samples`` lacks; Opus begins ``OPUS_PREROLL_MS`` earlier.
+        """Go back to what a reader with ``received_samples`` lacks; Opus begins earlier, by a preroll.
 
         Where that was never sent, or is retained no more, the response is cancelled; of one that has ended, only the
         terminal event is repeated."""
@@ -631,24 +629,14 @@ class Response:
         self._wake_reader()
 
     def _rewind(self, received_samples: int, played_ms: float | None) -> None:
-        played_samples = self._played_samples(received_samples, played_ms)
-        self._ring.rewind(received_samples, played_samples, self._preroll_samples, now_s())
-
-    def _played_samples(self, received_samples: int, played_ms: float | None) -> int:
-        if played_ms is None:
-            return received_samples
-        played_samples = int(played_ms * self.format.sample_rate / 1000) + self.pre_skip_samples
-        return min(max(played_samples, 0), received_samples)
-
-    @property
-    def _preroll_samples(self) -> int:
-        return OPUS_PREROLL_MS * self.format.sample_rate // 1000 if self.format.encoding is Encoding.OPUS else 0
+        played_samples = self._scale.received_or_played(received_samples, played_ms)
+        self._ring.rewind(received_samples, played_samples, self._scale.preroll_samples, now_s())
 
     def _drop_received(self, replay: Replay) -> None:
         """Begin where the reader of another gateway was cut off."""
-        played_samples = self._played_samples(replay.received_samples, replay.played_ms)
+        played_samples = self._scale.received_or_played(replay.received_samples, replay.played_ms)
         self._ring.drop_received(
-            replay.received_samples, played_samples, self._preroll_samples, replay.received_flushes, now_s()
+            replay.received_samples, played_samples, self._scale.preroll_samples, replay.received_flushes, now_s()
         )
 
     @property
@@ -685,25 +673,18 @@ class Response:
 
     def _apply_playback_report(self, played_ms: float | None) -> None:
         if played_ms is not None and math.isfinite(played_ms):
-            played_ms = min(max(played_ms, 0.0), MAX_PLAYED_MS)
-            played_samples = int(played_ms * self.format.sample_rate / 1000) + self.pre_skip_samples
-            self._ring.report(played_samples, now_s())
+            self._ring.report(self._scale.from_ms(played_ms), now_s())
 
     def _report_playback_to_engine(self) -> None:
         segment = self._begun[0] if self._begun else None
         if isinstance(segment, TextSegment) and self.settings.lead_ms is not None and self.state is State.SPEAKING:
             rate = self._services.engine.info.sample_rate
-            played_samples = int(
-                self._ring.played_samples(now_s()) * self.settings.speed * rate / self.format.sample_rate
-            )
             tolerance_samples = rate * self._services.limits.playback_tolerance_ms / 1000
-            segment.report_playback(played_samples, now_s(), rate, tolerance_samples)
+            segment.report_playback(self._played_engine_samples(), now_s(), rate, tolerance_samples)
 
     def _played_engine_samples(self) -> int:
         """Return the listener's position at the engine's rate."""
-        played_samples = max(self._ring.played_samples(now_s()) - self.pre_skip_samples, 0)
-        engine_rate = self._services.engine.info.sample_rate
-        return int(played_samples * self.settings.speed * engine_rate / self.format.sample_rate)
+        return self._scale.to_engine(self._ring.played_samples(now_s()))
 
     # The end
 

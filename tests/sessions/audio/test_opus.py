@@ -44,7 +44,7 @@ from sessions.audio.opus_library import USE_SYSTEM_LIBRARY, OpusUnavailable, des
 from sessions.audio.pcm import Pcm, s16le_to_pcm
 from sessions.config import AudioFormat
 from sessions.errors import UnsupportedFormat
-from sessions.response import OPUS_PREROLL_MS
+from sessions.sample_scale import OPUS_PREROLL_MS
 from tests.sessions.audio.signals import noise, pieces, speech_like
 from tests.vectors import VECTORS
 
