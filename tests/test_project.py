@@ -270,10 +270,10 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(18_760, 109, 0),
-    "sessions": Size(11_370, 101, 0),
+    "engine": Size(18_780, 109, 0),
+    "sessions": Size(11_400, 102, 0),
     "realtime": Size(24_500, 149, 0),
-    "tests": Size(56_150, 322, 7),
+    "tests": Size(56_230, 323, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
