@@ -11,10 +11,10 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Generic, TypeVar
 from urllib.parse import quote, unquote
 
 log = logging.getLogger("voicewire.voices")
@@ -28,6 +28,7 @@ LOCK_RETRY_S = 0.005
 
 # Tells one file from another that took its name: inode, size, time of change.
 Version = tuple[int, int, int]
+T = TypeVar("T")
 
 
 class OwnedFiles:
@@ -105,6 +106,37 @@ class OwnedFiles:
         return True
 
 
+class FileCache(Generic[T]):
+    """The content of files, read again only when a file has changed. Any thread may use it."""
+
+    def __init__(self, read: Callable[[Path], T], errors: tuple[type[Exception], ...], max_files: int) -> None:
+        """``errors`` are those of a file that ``read`` cannot read, beside ``OSError``."""
+        self._read = read
+        self._errors: tuple[type[Exception], ...] = (*errors, OSError)
+        self._max_files = max_files
+        self._contents: dict[Path, tuple[Version, T]] = {}
+
+    def get(self, path: Path) -> T | None:
+        """Return the content with one look at the disk; ``None`` if there is none or it cannot be read."""
+        if (version := version_of(path)) is None:
+            return None
+        known = self._contents.get(path)
+        if known is not None and known[0] == version:
+            return known[1]
+        try:
+            content = self._read(path)
+        except self._errors as error:
+            warn_unreadable(path.name, error)
+            return None
+        if len(self._contents) >= self._max_files:
+            self._contents.pop(list(self._contents)[0], None)  # noqa: RUF015 other threads change it meanwhile
+        self._contents[path] = (version, content)
+        return content
+
+    def remove(self, path: Path) -> None:
+        self._contents.pop(path, None)
+
+
 def _owner_of(folder: Path) -> str:
     """Return the owner of a folder; shared files have none."""
     return unquote(folder.name.removeprefix(OWNER_PREFIX)) if folder.name.startswith(OWNER_PREFIX) else ""
@@ -112,12 +144,9 @@ def _owner_of(folder: Path) -> str:
 
 def version_of(path: Path) -> Version | None:
     try:
-        return to_version(path.stat())
+        status = path.stat()
     except OSError:
         return None
-
-
-def to_version(status: os.stat_result) -> Version:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from operator import attrgetter
 from pathlib import Path
 
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
-from sessions.owned_files import OwnedFiles, Version, to_version, version_of, warn_unreadable
+from sessions.owned_files import FileCache, OwnedFiles, Version
 from sessions.voices.voice import NAME, StoredVoice, VoiceManifest
 from sessions.voices.voice_file import CorruptVoiceFile, read_manifest, read_voice, to_bytes
 
@@ -29,24 +28,17 @@ class VoiceStore:
     def __init__(self, folder: Path, max_voices: int = 10_000, max_voices_per_key: int = 1_000) -> None:
         self._files = OwnedFiles(folder, SUFFIX)
         self._max_voices, self._max_voices_per_key = max_voices, max_voices_per_key
-        self._manifests: dict[str, tuple[Version, VoiceManifest]] = {}
-        self._voices: dict[Path, tuple[Version, StoredVoice]] = {}
+        self._manifests = FileCache(read_manifest, (CorruptVoiceFile,), max_voices)
+        self._voices = FileCache(read_voice, (CorruptVoiceFile,), MAX_CACHED_VOICES)
 
     def find(self, owner: str, name: str) -> StoredVoice | None:
         """Find a voice with one look at the disk; the file is read only when it has changed."""
-        path = self._files.path(owner, name)
-        if not NAME.fullmatch(name) or (version := version_of(path)) is None:
-            return None
-        known = self._voices.get(path)
-        if known is None or known[0] != version:
-            known = self._read(path, version)
-        return None if known is None else known[1]
+        return self._voices.get(self._files.path(owner, name)) if NAME.fullmatch(name) else None
 
     def list(self, owner: str) -> list[VoiceManifest]:
         """List voices by name; files that cannot be read are left out."""
-        if len(self._manifests) > self._max_voices:  # many have gone since
-            self._manifests.clear()
-        manifests = filter(None, map(self._manifest, self._files.list(self._files.folder_of(owner))))
+        files = self._files.list(self._files.folder_of(owner))
+        manifests = filter(None, (self._manifests.get(Path(file)) for file in files))
         return sorted(manifests, key=attrgetter("name"))
 
     def versions(self) -> dict[tuple[str, str], Version]:
@@ -80,8 +72,8 @@ class VoiceStore:
         path = self._files.path(owner, name)
         if not NAME.fullmatch(name) or not self._files.remove(path):
             return False
-        self._voices.pop(path, None)
-        self._manifests.pop(str(path), None)
+        self._voices.remove(path)
+        self._manifests.remove(path)
         return True
 
     def _check_capacity(self, owner: str) -> None:
@@ -91,25 +83,3 @@ class VoiceStore:
         num_all = self._files.count_all()
         if num_all >= self._max_voices:
             raise LimitExceeded(f"there are {num_all} voices, max_voices is {self._max_voices}", "name")
-
-    def _manifest(self, file: os.DirEntry[str]) -> VoiceManifest | None:
-        try:
-            version = to_version(file.stat())
-            known = self._manifests.get(file.path)
-            if known is None or known[0] != version:
-                known = self._manifests[file.path] = (version, read_manifest(file.path))
-        except (CorruptVoiceFile, OSError) as error:
-            warn_unreadable(file.name, error)
-            return None
-        return known[1]
-
-    def _read(self, path: Path, version: Version) -> tuple[Version, StoredVoice] | None:
-        try:
-            known = (version, read_voice(path))
-        except (CorruptVoiceFile, OSError) as error:
-            warn_unreadable(path.name, error)
-            return None
-        if len(self._voices) >= MAX_CACHED_VOICES:
-            self._voices.pop(list(self._voices)[0], None)  # noqa: RUF015 other threads change it meanwhile
-        self._voices[path] = known
-        return known

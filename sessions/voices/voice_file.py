@@ -65,7 +65,7 @@ def parse_voice(data: bytes) -> StoredVoice:
     return StoredVoice(manifest, clone)
 
 
-def read_manifest(path: str) -> VoiceManifest:
+def read_manifest(path: str | Path) -> VoiceManifest:
     """Read the manifest alone, usually in one read, so that a thousand voices can be listed.
 
     Raises ``OSError`` or ``CorruptVoiceFile``.
