@@ -159,9 +159,10 @@ def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
 def read_lexicon(path: str) -> Lexicon:
     """Raises ``OSError`` or ``InvalidRequest``."""
     parsed = parse_lexicon(Path(path).read_bytes())
-    if parsed.num_without_alias:
-        print(f"{path}: {parsed.num_without_alias} entries have no alias and are left out", file=sys.stderr)
-    return parsed.build()
+    lexicon = parsed.build()
+    if num_left_out := len(parsed.entries) - lexicon.num_entries:
+        print(f"{path}: {num_left_out} entries cannot be read and are left out", file=sys.stderr)
+    return lexicon
 
 
 class LocalSpeech(SpeechSource):

@@ -1,10 +1,9 @@
-"""``/v1/lexicons``: store, list, delete."""
+"""``/v1/lexicons``: store, list, versions, delete."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import body_timeout, server_of
-from sessions.lexicon_store import LexiconManifest, StoredLexicon
+from sessions.lexicon_store import LexiconManifest, LexiconRecord
 from sessions.text.lexicons.files import MAX_FILE_BYTES, parse_lexicon
 from sessions.voices.voice import SHARED, check_name
 
@@ -29,12 +28,23 @@ async def list_lexicons(request: Request) -> Response:
     return JSONResponse({"lexicons": [_describe(manifest) for manifest in own + shared]})
 
 
+async def show_lexicon(request: Request) -> Response:
+    """Return a lexicon with its versions, the newest first."""
+    server = server_of(request)
+    caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
+    for owner in dict.fromkeys((caller.name, SHARED)):
+        if (found := await asyncio.to_thread(server.lexicons.find, owner, name)) is not None:
+            versions = await asyncio.to_thread(server.lexicons.versions, owner, name.partition("@")[0])
+            return JSONResponse(_describe(found.manifest) | {"versions": [_version(each) for each in versions]})
+    raise _not_found(name)
+
+
 async def put_lexicon(request: Request) -> Response:
     server = server_of(request)
     caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
     check_name(name)
     with server.cloning.uploads.acquire():
-        data = await _read_file(request, server.config.voices.upload_timeout_s)
+        data = await read_lexicon_body(request)
         try:
             manifest = await asyncio.to_thread(_store, server, caller.name, name, data)
         except OSError:
@@ -47,13 +57,14 @@ async def delete_lexicon(request: Request) -> Response:
     server = server_of(request)
     caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
     if not await asyncio.to_thread(server.lexicons.remove, caller.name, name):
-        raise RequestRefused("lexicon_not_found", f"lexicon {name[:80]!r} is unknown, or it is not yours", "name")
+        raise _not_found(name)
     return JSONResponse({"success": True})
 
 
-async def _read_file(request: Request, timeout_s: float) -> bytes:
+async def read_lexicon_body(request: Request) -> bytes:
+    """Read a body as long as a lexicon may be. Raises ``RequestRefused``."""
     body = bytearray()
-    async with body_timeout(timeout_s):
+    async with body_timeout(server_of(request).config.voices.upload_timeout_s):
         async for piece in request.stream():
             body += piece
             if len(body) > MAX_FILE_BYTES:
@@ -62,23 +73,19 @@ async def _read_file(request: Request, timeout_s: float) -> bytes:
 
 
 def _store(server: SpeechServer, owner: str, name: str, data: bytes) -> LexiconManifest:
-    parsed = parse_lexicon(data)
-    lexicon = parsed.build()
-    manifest = LexiconManifest(
-        name=name,
-        owner=owner,
-        language=lexicon.language,
-        num_entries=lexicon.num_entries,
-        num_left_out=parsed.num_without_alias,
-        created_s=int(time.time()),
-    )
-    server.lexicons.put(StoredLexicon(manifest=manifest, lexicon=lexicon))
-    return manifest
+    record = LexiconRecord.build(LexiconManifest(name=name, owner=owner), parse_lexicon(data))
+    server.lexicons.put(record)
+    return record.manifest
+
+
+def _not_found(name: str) -> RequestRefused:
+    return RequestRefused("lexicon_not_found", f"lexicon {name[:80]!r} is unknown, or it is not yours", "name")
 
 
 def _describe(manifest: LexiconManifest) -> dict[str, Any]:
     return {
         "name": manifest.name,
+        "version": manifest.version,
         "language": manifest.language,
         "entries": manifest.num_entries,
         "left_out": manifest.num_left_out,
@@ -87,8 +94,13 @@ def _describe(manifest: LexiconManifest) -> dict[str, Any]:
     }
 
 
+def _version(manifest: LexiconManifest) -> dict[str, Any]:
+    return {"version": manifest.version, "entries": manifest.num_entries, "created_at": manifest.created_s}
+
+
 LEXICON_ROUTES: list[BaseRoute] = [
     Route("/v1/lexicons", list_lexicons),
+    Route("/v1/lexicons/{name}", show_lexicon),
     Route("/v1/lexicons/{name}", put_lexicon, methods=["PUT"]),
     Route("/v1/lexicons/{name}", delete_lexicon, methods=["DELETE"]),
 ]

@@ -9,22 +9,69 @@ import pytest
 from engine.api import InvalidRequest
 from sessions import lexicon_store
 from sessions.errors import LimitExceeded
-from sessions.lexicon_store import LexiconManifest, LexiconStore, StoredLexicon, UnknownLexicon
-from sessions.text.lexicons.lexicon import MAX_ENTRIES, Lexicon, LexiconEntry
+from sessions.lexicon_store import MAX_VERSIONS, LexiconManifest, LexiconRecord, LexiconStore, UnknownLexicon
+from sessions.text.lexicons.files import ParsedLexicon
+from sessions.text.lexicons.lexicon import MAX_ENTRIES, LexiconEntry
 from sessions.voices.voice import SHARED
 
 
-def stored(name: str = "one", alias: str = "b", owner: str = "ann") -> StoredLexicon:
-    lexicon = Lexicon.from_entries([LexiconEntry(text="a", alias=alias), LexiconEntry(text="C D", alias="e")], "en")
-    return StoredLexicon(manifest=LexiconManifest(name=name, owner=owner, num_entries=2), lexicon=lexicon)
+def stored(name: str = "one", alias: str = "b", owner: str = "ann") -> LexiconRecord:
+    entries = [LexiconEntry(text="a", alias=alias), LexiconEntry(text="C D", alias="e")]
+    return LexiconRecord.build(LexiconManifest(name=name, owner=owner), ParsedLexicon("en", entries))
 
 
 def test_lexicon_is_found_by_another_process_as_it_was_stored(tmp_path: Path):
-    LexiconStore(tmp_path).put(stored())
+    record = stored()
+    LexiconStore(tmp_path).put(record)
     other = LexiconStore(tmp_path)
-    assert other.find("ann", "one") == stored()
-    assert other.list("ann") == [stored().manifest]
+    found = other.find("ann", "one")
+    assert found is not None
+    assert (found.manifest, found.lexicon) == (record.manifest, record.lexicon)
+    assert other.read("ann", "one") == record
+    assert other.list("ann") == [record.manifest]
     assert other.find("bob", "one") is None
+
+
+def test_versions_keep_their_content(tmp_path: Path):
+    store = LexiconStore(tmp_path)
+    first, second = stored(), stored(alias="c")
+    for record in (first, second):
+        store.put(record)
+    assert store.find_all("ann", [f"one@{first.manifest.version}", "one"]) == (first.lexicon, second.lexicon)
+    assert {each.version for each in store.versions("ann", "one")} == {
+        first.manifest.version,
+        second.manifest.version,
+    }
+    assert [each.version for each in store.list("ann")] == [second.manifest.version]
+    assert store.remove("ann", "one")
+    assert store.versions("ann", "one") == ()
+    assert store.find("ann", f"one@{first.manifest.version}") is None
+
+
+def test_oldest_versions_are_deleted(tmp_path: Path):
+    store = LexiconStore(tmp_path)
+    records = [stored(alias=f"b{number}") for number in range(MAX_VERSIONS + 2)]
+    for record in records:
+        store.put(record)
+    assert len(store.versions("ann", "one")) == MAX_VERSIONS
+    assert store.find("ann", f"one@{records[-1].manifest.version}") is not None
+
+
+@pytest.mark.parametrize("name", ["one@", "one@nope", "one@../../one", "one@0123456789ab"])
+def test_unknown_version_is_not_found(tmp_path: Path, name: str):
+    store = LexiconStore(tmp_path)
+    store.put(stored())
+    assert store.find("ann", name) is None
+    assert store.read("ann", name) is None
+
+
+def test_edit_changes_what_is_stored(tmp_path: Path):
+    store = LexiconStore(tmp_path)
+    store.put(stored())
+    manifest = store.edit("ann", "one", lambda record: stored(alias=record.lexicon.folded["a"] + "!"))
+    assert manifest is not None
+    assert store.find_all("ann", [f"one@{manifest.version}"])[0].folded["a"] == "b!"
+    assert store.edit("ann", "two", lambda record: record) is None
 
 
 def test_replaced_lexicon_is_read_again(tmp_path: Path):
@@ -81,7 +128,7 @@ def test_unreadable_file_is_passed_over(tmp_path: Path):
 
 def test_largest_lexicon_is_stored_and_found(tmp_path: Path):
     entries = [LexiconEntry(text=f"word {number}", alias="x") for number in range(MAX_ENTRIES)]
-    lexicon = Lexicon.from_entries(entries)
+    record = LexiconRecord.build(LexiconManifest(name="big", owner="ann"), ParsedLexicon("", entries))
     store = LexiconStore(tmp_path)
-    store.put(StoredLexicon(manifest=LexiconManifest(name="big", owner="ann"), lexicon=lexicon))
-    assert LexiconStore(tmp_path).find_all("ann", ["big"]) == (lexicon,)
+    store.put(record)
+    assert LexiconStore(tmp_path).find_all("ann", ["big"]) == (record.lexicon,)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element, SubElement, tostring
 from xml.parsers import expat
 
 import msgspec
@@ -12,6 +13,8 @@ from engine.api import InvalidRequest
 from sessions.text.lexicons.lexicon import Lexicon, LexiconEntry
 
 MAX_FILE_BYTES = 1_048_576
+DEFAULT_ALPHABET = "ipa"
+_NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
 
 
 class LexiconFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,8 +28,6 @@ class LexiconFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ParsedLexicon:
     language: str
     entries: list[LexiconEntry]
-    # Entries that have a phonetic form alone, which no model here reads.
-    num_without_alias: int = 0
 
     def build(self) -> Lexicon:
         """Raises ``InvalidRequest``."""
@@ -56,6 +57,18 @@ def _parse_json(data: bytes) -> ParsedLexicon:
 class _Lexeme:
     graphemes: list[str] = field(default_factory=list)
     aliases: list[str] = field(default_factory=list)
+    phonemes: list[str] = field(default_factory=list)
+    alphabet: str = ""
+
+    @property
+    def entries(self) -> list[LexiconEntry]:
+        """One for each grapheme. Of pronunciations the first alias counts, else the first phonetic one."""
+        if self.aliases:
+            return [LexiconEntry(text=text, alias=self.aliases[0], match_case=True) for text in self.graphemes]
+        if not self.phonemes:
+            return []
+        phonetic = {"phoneme": self.phonemes[0], "alphabet": self.alphabet}
+        return [LexiconEntry(text=text, match_case=True, **phonetic) for text in self.graphemes]
 
 
 class _PlsReader:
@@ -63,8 +76,8 @@ class _PlsReader:
 
     def __init__(self) -> None:
         self._entries: list[LexiconEntry] = []
-        self._num_without_alias = 0
         self._language = ""
+        self._alphabet = DEFAULT_ALPHABET
         self._path: list[str] = []
         self._lexeme = _Lexeme()
         self._text: list[str] = []
@@ -80,7 +93,7 @@ class _PlsReader:
             parser.Parse(data, True)
         except expat.ExpatError as error:
             raise InvalidRequest(f"the lexicon is not well-formed XML: {error}", "lexicon") from None
-        return ParsedLexicon(self._language, self._entries, self._num_without_alias)
+        return ParsedLexicon(self._language, self._entries)
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         name = name.rpartition(" ")[2]
@@ -88,9 +101,12 @@ class _PlsReader:
             raise InvalidRequest("the root of the XML is not lexicon", "lexicon")
         if not self._path:
             self._language = attributes.get("http://www.w3.org/XML/1998/namespace lang", "")
+            self._alphabet = attributes.get("alphabet", self._alphabet)
         self._path.append(name)
         if name == "lexeme":
             self._lexeme = _Lexeme()
+        elif name == "phoneme":
+            self._lexeme.alphabet = self._lexeme.alphabet or attributes.get("alphabet", self._alphabet)
         self._text.clear()
 
     def _end(self, _: str) -> None:
@@ -100,13 +116,26 @@ class _PlsReader:
             self._lexeme.graphemes.append(text)
         elif name == "alias":
             self._lexeme.aliases.append(text)
-        elif name == "lexeme" and self._lexeme.aliases:
-            alias = self._lexeme.aliases[0]
-            written = self._lexeme.graphemes
-            self._entries += [LexiconEntry(text=text, alias=alias, match_case=True) for text in written]
+        elif name == "phoneme":
+            self._lexeme.phonemes.append(text)
         elif name == "lexeme":
-            self._num_without_alias += 1
+            self._entries += self._lexeme.entries
 
 
 def _refuse_dtd(*_: object) -> None:
     raise InvalidRequest("the lexicon has a DTD, which is not accepted", "lexicon")
+
+
+def to_pls(entries: Iterable[LexiconEntry], language: str) -> bytes:
+    """Write entries as PLS. Whether case matters is lost, as PLS has no word for it."""
+    root = Element("lexicon", {"version": "1.0", "xmlns": _NAMESPACE, "alphabet": DEFAULT_ALPHABET})
+    root.set("xml:lang", language or "und")
+    for entry in entries:
+        lexeme = SubElement(root, "lexeme")
+        SubElement(lexeme, "grapheme").text = entry.text
+        if entry.alias:
+            SubElement(lexeme, "alias").text = entry.alias
+        else:
+            SubElement(lexeme, "phoneme", {"alphabet": entry.alphabet}).text = entry.phoneme
+    document: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
+    return document

@@ -34,8 +34,11 @@ _DOTLESS = str.maketrans({"I": "ı", "İ": "i"})
 class LexiconEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     # As written in a text.
     text: str
-    # As spoken.
-    alias: str
+    # As spoken, in letters. Exactly one of this and ``phoneme`` is given.
+    alias: str = ""
+    # As spoken, in symbols of ``alphabet``.
+    phoneme: str = ""
+    alphabet: str = "ipa"
     # Whether capitals and small letters are told apart.
     match_case: bool = False
 
@@ -68,16 +71,17 @@ class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
         if len(entries) > MAX_ENTRIES:
             found = f"the lexicon has {len(entries)} entries"
             raise InvalidRequest(f"{found}, at most {MAX_ENTRIES} are allowed", "entries")
+        numbered = [(number, entry) for number, entry in enumerate(entries, 1) if _check_entry(entry, number)]
         lexicon = cls(
             language=code_of(language),
-            num_entries=len(entries),
+            num_entries=len(numbered),
             exact={},
             folded={},
             prefixes=set(),
             folded_prefixes=set(),
         )
-        for number, entry in enumerate(entries, 1):
-            lexicon._add(entry, number)
+        for _, entry in numbered:
+            lexicon._add(entry)
         return lexicon
 
     def fold(self, text: str) -> str:
@@ -110,17 +114,26 @@ class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
                 return found
         return found if is_complete else False
 
-    def _add(self, entry: LexiconEntry, number: int) -> None:
+    def _add(self, entry: LexiconEntry) -> None:
         written = " ".join(entry.text.split())
-        for field, value, limit in (("text", written, MAX_WRITTEN_CHARS), ("alias", entry.alias, MAX_ALIAS_CHARS)):
-            if not 0 < len(value.strip()) <= limit:
-                found = f"{field} of entry {number} has {len(value)} characters"
-                raise InvalidRequest(f"{found}, 1 to {limit} are allowed", f"entries.{field}")
         aliases, prefixes = (self.exact, self.prefixes) if entry.match_case else (self.folded, self.folded_prefixes)
         tokens = TOKEN.findall(written) if entry.match_case else [self.fold(token) for token in TOKEN.findall(written)]
         aliases.setdefault("".join(tokens), entry.alias)
         for end in range(1, len(tokens)):
             prefixes.add("".join(tokens[:end]))
+
+
+def _check_entry(entry: LexiconEntry, number: int) -> bool:
+    """Return whether an entry has an alias. Raises ``InvalidRequest``."""
+    spoken = "alias" if entry.alias or not entry.phoneme else "phoneme"
+    if entry.alias and entry.phoneme:
+        raise InvalidRequest(f"entry {number} has both alias and phoneme", "entries.phoneme")
+    for field, limit in (("text", MAX_WRITTEN_CHARS), (spoken, MAX_ALIAS_CHARS)):
+        value: str = getattr(entry, field)
+        if not (value.strip() and len(value) <= limit):
+            found = f"{field} of entry {number} has {len(value.strip()) and len(value)} characters"
+            raise InvalidRequest(f"{found}, 1 to {limit} are allowed", f"entries.{field}")
+    return spoken == "alias"
 
 
 def code_of(language: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from realtime.protocol import events as ev
-from sessions.lexicon_store import LexiconManifest, LexiconStore, StoredLexicon
-from sessions.text.lexicons.files import MAX_FILE_BYTES
-from sessions.text.lexicons.lexicon import Lexicon, LexiconEntry
+from sessions.lexicon_store import LexiconManifest, LexiconRecord, LexiconStore
+from sessions.text.lexicons.files import MAX_FILE_BYTES, ParsedLexicon
+from sessions.text.lexicons.lexicon import LexiconEntry
 from tests.realtime.live_server import LiveServer, hear, live_server, next_of, speak
 
 KEYS = "alice:0123456789abcdef,bob:fedcba9876543210"
@@ -51,6 +51,19 @@ async def test_stored_lexicon_is_listed_spoken_and_deleted(live: LiveServer) -> 
         assert live.engine.requests[-1].text == "Ask N G now."
     assert await call(live, "DELETE", "products") == (200, {"success": True})
     assert await call(live, "GET") == (200, {"lexicons": []})
+
+
+async def test_versions_are_listed_and_named(live: LiveServer) -> None:
+    _, first = await call(live, "PUT", "products", FILE)
+    _, second = await call(live, "PUT", "products", FILE.replace("engine x", "N G"))
+    old, new = first["lexicon"]["version"], second["lexicon"]["version"]
+    _, shown = await call(live, "GET", "products")
+    assert (shown["version"], {each["version"] for each in shown["versions"]}) == (new, {old, new})
+    status, answer = await call(live, "GET", "none")
+    assert (status, answer["error"]["code"]) == (404, "lexicon_not_found")
+    async with live.session() as client:
+        await speak(client, "Ask NGINX.", lexicons=(f"products@{old}",))
+    assert live.engine.requests[-1].text == "Ask engine x."
 
 
 async def test_session_names_lexicons_for_its_responses(live: LiveServer) -> None:
@@ -100,8 +113,8 @@ async def test_pls_tells_what_was_left_out(live: LiveServer) -> None:
 
 
 async def test_keys_have_lexicons_of_their_own(tmp_path: Path) -> None:
-    shared = Lexicon.from_entries([LexiconEntry(text="a", alias="b")])
-    LexiconStore(tmp_path / "lexicons").put(StoredLexicon(manifest=LexiconManifest(name="all"), lexicon=shared))
+    shared = ParsedLexicon("", [LexiconEntry(text="a", alias="b")])
+    LexiconStore(tmp_path / "lexicons").put(LexiconRecord.build(LexiconManifest(name="all"), shared))
     async with live_server(voices__folder=str(tmp_path), auth__api_keys=KEYS) as live:
         assert (await call(live, "PUT", "mine", FILE))[0] == 401
         assert (await call(live, "PUT", "mine", FILE, ALICE))[0] == 200

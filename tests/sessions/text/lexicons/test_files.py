@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import InvalidRequest
-from sessions.text.lexicons.files import MAX_FILE_BYTES, parse_lexicon
+from sessions.text.lexicons.files import MAX_FILE_BYTES, ParsedLexicon, parse_lexicon, to_pls
 from sessions.text.lexicons.lexicon import LexiconEntry
 
 PLS = """<?xml version="1.0" encoding="UTF-8"?>
@@ -23,15 +23,20 @@ PLS = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_pls_gives_aliases_that_match_case(encoding: str):
+def test_pls_gives_entries_that_match_case(encoding: str):
     parsed = parse_lexicon(PLS.replace("UTF-8", encoding.removesuffix("-sig")).encode(encoding))
-    assert (parsed.language, parsed.num_without_alias) == ("en-US", 1)
+    assert parsed.language == "en-US"
     assert parsed.entries == [
         LexiconEntry(text="W3C", alias="World Wide Web Consortium", match_case=True),
         LexiconEntry(text="WWWC", alias="World Wide Web Consortium", match_case=True),
         LexiconEntry(text="AT&T", alias="A T and T", match_case=True),
+        LexiconEntry(text="tomato", phoneme="təˈmeɪtoʊ", match_case=True),
     ]
-    assert parsed.build().num_entries == 3
+
+
+def test_written_pls_is_read_again():
+    parsed = parse_lexicon(PLS.encode())
+    assert parse_lexicon(to_pls(parsed.entries, "en")) == ParsedLexicon("en", parsed.entries)
 
 
 def test_json_gives_entries_or_an_object():
