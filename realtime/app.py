@@ -26,6 +26,7 @@ from realtime.signals import run_until_signal
 from realtime.transports.audiosocket import AudioSocketServer
 from realtime.transports.call_routes import call_routes
 from realtime.transports.dialect_routes import DialectEndpoint, dialect_routes
+from realtime.transports.dictionary_routes import DICTIONARY_ROUTES
 from realtime.transports.http_routes import INFORMATION_ROUTES, error_handler, page_routes, reject_unknown_websocket
 from realtime.transports.lexicon_routes import LEXICON_ROUTES
 from realtime.transports.listener import DrainingServer, UvicornConfig
@@ -115,6 +116,7 @@ def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiSer
         Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),
         *VOICE_ROUTES,
         *LEXICON_ROUTES,
+        *DICTIONARY_ROUTES,
         *VENDOR_VOICE_ROUTES,
         *INFORMATION_ROUTES,
         WebSocketRoute("/{path:path}", reject_unknown_websocket),

@@ -45,6 +45,7 @@ class OptionResolver:
             instruct=instruct or self.base.instruct,
             format=audio_format(options.format),
             word_times=options.word_times,
+            lexicon_names=options.lexicons or self.base.lexicon_names,
             markup=Markup.SSML if options.ssml else self.base.markup,
             lead_ms=None if options.burst else self.base.lead_ms if options.lead_ms is None else options.lead_ms,
             speed=speed,

@@ -60,6 +60,8 @@ class SpeechOptions:
     word_times: bool = False
     # Tags in the text control speech.
     ssml: bool = False
+    # Names of stored lexicons.
+    lexicons: tuple[str, ...] = ()
     # Send audio as fast as it is generated; otherwise with a lead.
     burst: bool = False
     # Lead in place of ``dialects.lead_ms``.

@@ -45,53 +45,53 @@ class UploadForm:
         return next((self.files[name] for name in names if name in self.files), None)
 
 
-async def read_form(request: Request, max_file_bytes: int, timeout_s: float) -> UploadForm:
-    """Read an upload; raises ``RequestRefused``, at once if a header is enough to decide."""
+async def read_form(
+    request: Request, max_file_bytes: int, timeout_s: float, limit_text: str = "", param: str = "audio_sample"
+) -> UploadForm:
+    """Read an upload; raises ``RequestRefused``, at once if a header is enough to decide.
+
+    ``limit_text`` states the limit of a file that is no recording, ``param`` is its field."""
+    message = limit_text or f"a recording has at most max_upload_bytes, {max_file_bytes}"
+    too_big = RequestRefused("message_too_big", message, param)
     limit = max_file_bytes + MAX_FIELD_BYTES
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or b"boundary" not in options:
         raise RequestRefused("invalid_request", "the body must be multipart/form-data, with its boundary in the header")
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limit:
-        raise _too_big(max_file_bytes)
-    stream = _limited(request, limit, max_file_bytes)
+        raise too_big
+    stream = _limited(request, limit, too_big)
     parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
     try:
         async with body_timeout(timeout_s):
-            return await _taken(await parser.parse(), max_file_bytes)
+            return await _taken(await parser.parse(), max_file_bytes, too_big)
     except (MultiPartException, UnicodeError) as error:
         raise RequestRefused("invalid_request", f"the form cannot be read: {_why(error)}") from None
 
 
-async def _limited(request: Request, limit: int, max_file_bytes: int) -> AsyncGenerator[bytes, None]:
+async def _limited(request: Request, limit: int, too_big: RequestRefused) -> AsyncGenerator[bytes, None]:
     num_bytes = 0
     async for piece in request.stream():
         num_bytes += len(piece)
         if num_bytes > limit:
-            raise _too_big(max_file_bytes)
+            raise too_big
         yield piece
 
 
-async def _taken(form: FormData, max_file_bytes: int) -> UploadForm:
+async def _taken(form: FormData, max_file_bytes: int, too_big: RequestRefused) -> UploadForm:
     """Return the form's content and close its temporary files."""
     taken = UploadForm({}, {})
     try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 if (value.size or 0) > max_file_bytes:
-                    raise _too_big(max_file_bytes)
+                    raise too_big
                 taken.files[name] = await value.read()
             else:
                 taken.fields[name] = value
     finally:
         await form.close()
     return taken
-
-
-def _too_big(max_file_bytes: int) -> RequestRefused:
-    return RequestRefused(
-        "message_too_big", f"a recording has at most max_upload_bytes, {max_file_bytes}", "audio_sample"
-    )
 
 
 def _why(error: Exception) -> str:

@@ -19,6 +19,7 @@ from realtime.protocol import model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.elevenlabs_common import (
     CLOSES,
+    DictionaryLocator,
     ElevenLabsCredentials,
     ElevenLabsVoiceSettings,
     alignment,
@@ -26,6 +27,7 @@ from realtime.protocol.dialects.elevenlabs_common import (
     error_answer,
     error_fields,
     inactivity_s,
+    lexicon_names,
     parse_options,
 )
 from realtime.protocol.dialects.parsing import (
@@ -62,6 +64,13 @@ class ElevenLabsMessage(ElevenLabsCredentials):
     close_context: bool | None = None
     close_socket: bool | None = None
     voice_settings: ElevenLabsVoiceSettings | None = None
+    pronunciation_dictionary_locators: list[DictionaryLocator] | None = None
+
+    def over(self, options: model.SpeechOptions) -> model.SpeechOptions:
+        """Return the options of a context that the message opens."""
+        speed = self.voice_settings.speed if self.voice_settings else None
+        lexicons = lexicon_names(self.pronunciation_dictionary_locators)
+        return replace(options, speed=speed or options.speed, lexicons=lexicons)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -283,9 +292,7 @@ class ElevenLabsMultiStream(ElevenLabsSocket[ElevenLabsTextContext]):
         return bool(parsed.text)
 
     def _open(self, name: str, parsed: ElevenLabsMessage) -> tuple[ElevenLabsTextContext, model.OpenContext]:
-        speed = parsed.voice_settings.speed if parsed.voice_settings else None
-        options = self.options if speed is None else replace(self.options, speed=speed)
-        return ElevenLabsTextContext(name=name), model.OpenContext(name, options)
+        return ElevenLabsTextContext(name=name), model.OpenContext(name, parsed.over(self.options))
 
     def _append(self, spoken: ElevenLabsTextContext, parsed: ElevenLabsMessage) -> Iterator[model.DialectCommand]:
         text = parsed.text or ""

@@ -49,6 +49,22 @@ class ElevenLabsVoiceSettings(Struct):
     speed: float | None = None
 
 
+class DictionaryLocator(Struct):
+    """A pronunciation dictionary; without a version the newest one."""
+
+    pronunciation_dictionary_id: str
+    version_id: str | None = None
+
+    @property
+    def lexicon(self) -> str:
+        version = f"@{self.version_id}" if self.version_id else ""
+        return self.pronunciation_dictionary_id + version
+
+
+def lexicon_names(locators: Iterable[DictionaryLocator] | None) -> tuple[str, ...]:
+    return tuple(locator.lexicon for locator in locators or ())
+
+
 class ElevenLabsCredentials(Struct):
     """Base of messages that may hold the API key."""
 

@@ -71,8 +71,7 @@ class ElevenLabsDialogue(ElevenLabsSocket[ElevenLabsDialogueContext]):
 
     def _open(self, name: str, parsed: ElevenLabsMessage) -> tuple[ElevenLabsDialogueContext, model.OpenContext]:
         named = [*(line.voice_id for line in parsed.inputs or () if line.voice_id), *(parsed.voices or ())]
-        speed = parsed.voice_settings.speed if parsed.voice_settings else None
-        options = replace(self.options, voice=named[0] if named else None, speed=speed or self.options.speed)
+        options = replace(parsed.over(self.options), voice=named[0] if named else None)
         spoken = ElevenLabsDialogueContext(name=name, options=options)
         return spoken, self._begin_part(spoken)
 

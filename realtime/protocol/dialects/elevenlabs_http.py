@@ -14,10 +14,12 @@ from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import HttpDialect
 from realtime.protocol.dialects.elevenlabs_common import (
+    DictionaryLocator,
     ElevenLabsVoiceSettings,
     alignment_s,
     characters,
     error_answer,
+    lexicon_names,
     parse_options,
 )
 from realtime.protocol.dialects.parsing import dump, encode_base64, parse_json
@@ -37,6 +39,7 @@ class ElevenLabsBody(Struct):
     language_code: str | None = None
     seed: int | None = None
     voice_settings: ElevenLabsVoiceSettings | None = None
+    pronunciation_dictionary_locators: list[DictionaryLocator] | None = None
 
 
 class ElevenLabsStream(HttpDialect):
@@ -65,7 +68,8 @@ class ElevenLabsStream(HttpDialect):
     def _build_options(self, body: ElevenLabsBody) -> model.SpeechOptions:
         given = {"language": body.language_code, "seed": body.seed}
         given["speed"] = body.voice_settings.speed if body.voice_settings else None  # type: ignore[assignment]
-        return replace(self.options, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        options = replace(self.options, lexicons=lexicon_names(body.pronunciation_dictionary_locators))
+        return replace(options, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 class ElevenLabsDialogueInput(Struct):
@@ -77,6 +81,7 @@ class ElevenLabsDialogueBody(Struct):
     inputs: list[ElevenLabsDialogueInput]
     language_code: str | None = None
     seed: int | None = None
+    pronunciation_dictionary_locators: list[DictionaryLocator] | None = None
 
 
 class ElevenLabsDialogueStream(ElevenLabsStream):
@@ -92,7 +97,12 @@ class ElevenLabsDialogueStream(ElevenLabsStream):
         if len(parts) > 1 and self.options.format.encoding == "wav":
             raise RemoteProtocolError("unsupported_format", "a WAV file holds one voice only", "output_format")
         self._num_left = len(parts)
-        options = replace(self.options, language=body.language_code or self.options.language, seed=body.seed)
+        options = replace(
+            self.options,
+            language=body.language_code or self.options.language,
+            seed=body.seed,
+            lexicons=lexicon_names(body.pronunciation_dictionary_locators),
+        )
         for number, (voice, text) in enumerate(parts):
             yield model.OpenContext(str(number), replace(options, voice=voice))
             yield model.AppendText(str(number), text, last=True)

@@ -64,6 +64,18 @@ def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
         case "timestamps_whole":
             convert = speech.convert_with_timestamps
             return [timestamped(text, [convert("zoe", text=text, output_format="pcm_24000")]) for text in TURNS]
+        case "dictionaries":
+            locators = [elevenlabs_dictionary(client)]
+            form = {"output_format": "pcm_24000", "pronunciation_dictionary_locators": locators}
+            plain = [speech.convert("zoe", text=TURNS[0], output_format="pcm_24000")]
+            streams = [
+                *plain,
+                speech.convert("zoe", text=TURNS[0], **form),
+                speech.stream("zoe", text=TURNS[0], **form),
+            ]
+            data = [b"".join(stream) for stream in streams]
+            assert len(data[0]) < len(data[1]), "the alias is longer"
+            return [played(TURNS[0], each, RATE) for each in data]
         case "voices":
             convert = speech.convert
             return [
@@ -71,6 +83,31 @@ def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
                 for text, voice in zip(TURNS, elevenlabs_voices(client), strict=False)
             ]
     raise ValueError(mode)
+
+
+def elevenlabs_dictionary(client: object) -> object:
+    """A locator of a dictionary that was made, changed and read, each answer checked against the package's own type."""
+    from elevenlabs import PronunciationDictionaryVersionLocator
+
+    dictionaries = client.pronunciation_dictionaries
+    rule = {"type": "alias", "string_to_replace": "Hello", "alias": "Goodbye to you"}
+    made = dictionaries.create_from_rules(name="sdk", rules=[rule])
+    added = dictionaries.rules.add(made.id, rules=[rule | {"string_to_replace": "turn"}])
+    removed = dictionaries.rules.remove(made.id, rule_strings=["turn"])
+    file = dictionaries.create_from_file(name="file", file=("names.pls", "".join(pls(made, dictionaries)).encode()))
+    shown = dictionaries.get(made.id)
+    answers = [made, added, removed, file, shown, dictionaries.list(page_size=1)]
+    for answer in answers:
+        type(answer).model_validate(answer.model_dump(mode="json", by_alias=True))
+    assert (added.version_rules_num, file.version_rules_num) == (2, 1), answers
+    assert made.version_id == removed.version_id == shown.latest_version_id, answers
+    assert [one.string_to_replace for one in shown.rules] == ["Hello"], shown
+    return PronunciationDictionaryVersionLocator(pronunciation_dictionary_id=made.id, version_id=made.version_id)
+
+
+def pls(made: object, dictionaries: object) -> Iterator[str]:
+    for piece in dictionaries.download(made.id, made.version_id):
+        yield piece.decode()
 
 
 def elevenlabs_voices(client: object) -> list[str]:
