@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -17,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from engine.api import ErrorInfo
+from engine.api import SAMPLING_RANGES, EngineInfo, ErrorInfo, SamplingFields
 from realtime.auth import Principal
 from realtime.config import ServerConfig
 from realtime.errors import RequestRefused, http_status, openai_error, refusal_headers
@@ -111,11 +112,31 @@ async def metrics(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """The one model there is, in OpenAI's shape."""
+    """The one model there is, in OpenAI's shape, with what it supports."""
     server = server_of(request)
     server.gatekeeper.authenticate(request)
-    model = {"id": server.engine.info.model, "object": "model", "created": 0, "owned_by": "voicewire"}
-    return JSONResponse({"object": "list", "data": [model]})
+    return JSONResponse({"object": "list", "data": [describe_model(server.engine.info)]})
+
+
+def describe_model(info: EngineInfo) -> dict[str, Any]:
+    """Describe a model in OpenAI's shape, with the settings of the native protocol that it honors and their ranges."""
+    settings = ("chunk_frames", *(field.name for field in msgspec.structs.fields(SamplingFields)))
+    honored = [name for name in settings if name not in info.refused_fields]
+    ranges = {name: limits for name, limits in {**SAMPLING_RANGES, **info.sampling_limits}.items() if name in honored}
+    sources = {"audio": info.can_encode, "embedding": info.can_clone}
+    return {
+        "id": info.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "voicewire",
+        "task": info.task,
+        "supported_parameters": ["instruct", *honored] if info.takes_instruct else honored,
+        "parameter_ranges": ranges,
+        "voice_sources": [source for source, is_supported in sources.items() if is_supported],
+        "embedding_size": info.embedding_size,
+        "min_sample_s": info.min_sample_s,
+        "max_sample_s": info.max_sample_s,
+    }
 
 
 def server_of(request: HTTPConnection) -> SpeechServer:

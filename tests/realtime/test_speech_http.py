@@ -14,7 +14,7 @@ import pytest
 from engine.api import FinishReason
 from realtime.option_resolver import WARNING_HEADER
 from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
-from tests.realtime.live_server import QUICK, LiveServer, live_server, until
+from tests.realtime.live_server import EMBEDDING_SIZE, QUICK, LiveServer, cloning_engine, live_server, until
 
 TEXT = "Hello there, this is a short reply."
 
@@ -225,6 +225,28 @@ async def test_failed_retry_of_a_runaway_sends_the_first(limits: dict[str, int])
             told = await http.post("/v1/audio/speech", json=body)
         assert (told.status_code, len(told.content), len(live.engine.requests)) == (200, 3 * 1_920 * 2, 2)
         await live.freed()
+
+
+async def test_model_lists_the_settings_that_it_honors() -> None:
+    changes = {"refused_fields": ("predictor_top_k", "chunk_frames"), "sampling_limits": {"top_k": (1, 50)}}
+    async with live_server(cloning_engine(takes_instruct=False, **changes)) as live, live.http() as http:
+        (model,) = (await http.get("/v1/models")).json()["data"]
+    assert (model["id"], model["object"], model["task"]) == ("a fake base", "model", "base")
+    assert model["supported_parameters"] == [
+        *("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "repetition_window"),
+        *("predictor_do_sample", "predictor_temperature", "predictor_top_p", "min_new_tokens"),
+    ]
+    assert (model["parameter_ranges"]["top_k"], model["parameter_ranges"]["temperature"]) == ([1, 50], [0, 2])
+    assert set(model["parameter_ranges"]) < set(model["supported_parameters"])
+    assert (model["voice_sources"], model["embedding_size"]) == (["audio", "embedding"], EMBEDDING_SIZE)
+    assert (model["min_sample_s"], model["max_sample_s"]) == (1, 30)
+
+
+async def test_model_that_follows_instructions_says_so() -> None:
+    async with live_server() as live, live.http() as http:
+        (model,) = (await http.get("/v1/models")).json()["data"]
+    assert model["supported_parameters"][:2] == ["instruct", "chunk_frames"]
+    assert (model["voice_sources"], model["embedding_size"]) == ([], 0)
 
 
 async def test_voices_and_metrics(live: LiveServer) -> None:

@@ -25,7 +25,7 @@ from tests.sdk.client_matrix import KEY, RUN_TIMEOUT_S, Run, all_runs
 
 pytestmark = [pytest.mark.sdk, pytest.mark.timeout(180)]
 
-SCRIPT = {"ms_per_char": 60.0, "first_chunk_s": 0.02, "real_time_factor": 0.1, "takes_instruct": False}
+SCRIPT = {"ms_per_char": 60.0, "first_chunk_s": 0.02, "real_time_factor": 0.1, "info": {"takes_instruct": False}}
 SETTINGS = {"auth__api_keys": f"agent:{KEY}", "speech__aligner": "even"}
 WORD_SLACK_S = 0.5
 LEAST_PEAK = 1_000
