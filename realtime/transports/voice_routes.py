@@ -1,4 +1,4 @@
-"""``/v1/voices``: list, clone, delete; uploads, and the lists that other vendors' clients ask for."""
+"""``/v1/voices``: list, clone, rename, delete; uploads, and the lists that other vendors' clients ask for."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from engine.api import ClonedVoice, EngineInfo, InvalidRequest, VoiceInfo
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.server import SpeechServer
-from realtime.transports.http_routes import body_timeout, server_of
+from realtime.transports.http_routes import body_timeout, read_body, server_of
 from realtime.transports.transport import cancel_on_disconnect
 from realtime.voice_cloner import check_transcript
 from sessions.voices.lookup import embedding_numbers, find_voice, is_built_in, resembles_built_in, voices_for
-from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
+from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest, check_name
 
 MAX_FIELDS = 16
 # An embedding of 2,048 numbers takes some 50,000.
 MAX_FIELD_BYTES = 262_144
+
+
+class Renaming(msgspec.Struct, frozen=True):
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ async def list_voices(request: Request) -> Response:
     info, stored = server.engine.info, await _stored(server, caller)
     names = [voice.name for voice in info.voices] + [manifest.name for manifest in stored]
     uploaded = [_describe_voice(manifest, caller) for manifest in stored]
-    return JSONResponse({"model": info.model, "voices": names, "uploaded_voices": uploaded})
+    fields = {"model": info.model, "voices": names, "uploaded_voices": uploaded}
+    return JSONResponse(fields | {"can_change": not caller.by_token})
 
 
 async def list_voices_with_ids(request: Request) -> Response:
@@ -160,24 +165,63 @@ async def add_voice(request: Request) -> Response:
         manifest = _manifest(form, caller, server.engine.info)
         _check_free(server, manifest)
         clone, manifest = await cancel_on_disconnect(request, _cloned(server, form, manifest))
+    await _store(server, StoredVoice(manifest, clone))
+    return JSONResponse({"success": True, "voice": _describe_voice(manifest, caller)})
+
+
+async def _store(server: SpeechServer, voice: StoredVoice) -> None:
+    """Store a voice; raises ``SpeechError``."""
     try:
-        await asyncio.to_thread(server.voices.add, StoredVoice(manifest, clone))
+        await asyncio.to_thread(server.voices.add, voice)
     except OSError:
         log.exception("storing voice failed")
         raise RequestRefused("internal_error", "the voice could not be stored") from None
-    return JSONResponse({"success": True, "voice": _describe_voice(manifest, caller)})
+
+
+async def rename_voice(request: Request) -> Response:
+    """Store a voice under another name, then delete it under the former one: it exists at every moment."""
+    server = server_of(request)
+    caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
+    new_name = _new_name(await read_body(request, server))
+    found = await asyncio.to_thread(_own_voice, server, caller, name)
+    renamed = msgspec.structs.replace(found.manifest, name=new_name)
+    _check_free(server, renamed)
+    await _store(server, StoredVoice(renamed, found.clone))
+    if not await asyncio.to_thread(server.voices.remove, caller.name, name):
+        # It was deleted or renamed meanwhile: that request was first.
+        await asyncio.to_thread(server.voices.remove, caller.name, new_name)
+        raise _not_found(name)
+    return JSONResponse({"success": True, "voice": _describe_voice(renamed, caller)})
 
 
 async def delete_voice(request: Request) -> Response:
     server = server_of(request)
     caller, name = server.gatekeeper.require_api_key(request), request.path_params["name"]
-    if is_built_in(name, server.engine.info):
-        raise RequestRefused("voice_protected", f"voice {name!r} belongs to the model", "name")
+    await asyncio.to_thread(_own_voice, server, caller, name)
     if not await asyncio.to_thread(server.voices.remove, caller.name, name):
-        if await asyncio.to_thread(server.voices.find, SHARED, name):
-            raise RequestRefused("voice_protected", f"voice {name!r} belongs to the operator", "name")
         raise _not_found(name)
     return JSONResponse({"success": True, "message": f"voice {name!r} was deleted"})
+
+
+def _own_voice(server: SpeechServer, caller: Principal, name: str) -> StoredVoice:
+    """Return a voice that the caller stored; raises ``RequestRefused`` for any other."""
+    if is_built_in(name, server.engine.info):
+        raise RequestRefused("voice_protected", f"voice {name!r} belongs to the model", "name")
+    if (found := server.voices.find(caller.name, name)) is not None:
+        return found
+    if server.voices.find(SHARED, name):
+        raise RequestRefused("voice_protected", f"voice {name!r} belongs to the operator", "name")
+    raise _not_found(name)
+
+
+def _new_name(body: bytes) -> str:
+    """Return the name in the body of a renaming; raises ``InvalidRequest``."""
+    try:
+        new_name = msgspec.json.decode(body, type=Renaming).name
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidRequest(f"the body must be a JSON object with a name: {error}", "name") from None
+    check_name(new_name)
+    return new_name
 
 
 async def _stored(server: SpeechServer, caller: Principal) -> list[VoiceManifest]:
@@ -269,5 +313,6 @@ VOICE_ROUTES: list[BaseRoute] = [
     Route("/v1/audio/voices", add_voice, methods=["POST"]),
     Route("/v1/audio/voices/{name}", show_voice),
     Route("/v1/audio/voices/{name}/embedding", show_embedding),
+    Route("/v1/audio/voices/{name}", rename_voice, methods=["PATCH"]),
     Route("/v1/audio/voices/{name}", delete_voice, methods=["DELETE"]),
 ]

@@ -91,6 +91,61 @@ async def test_a_voice_s_whole_life(live: LiveServer) -> None:
     assert (status, told["error"]["code"]) == (404, "voice_not_found")
 
 
+async def rename(live: LiveServer, name: str, body: Any, headers: dict | None = None) -> tuple[int, dict]:
+    async with live.http() as http:
+        answer = await http.patch(f"{PATH}/{name}", json=body, headers=headers)
+    return answer.status_code, answer.json()
+
+
+async def test_renamed_voice_keeps_all_but_its_name(live: LiveServer) -> None:
+    _, stored = await add(live, ref_text="Hello there.", speaker_description="warm")
+    before = live.speech.voices.find("local", "ann")
+    status, renamed = await rename(live, "ann", {"name": "anna"})
+    assert (status, renamed["voice"]) == (200, stored["voice"] | {"name": "anna"})
+    assert (await get(live, PATH))[1]["uploaded_voices"] == [renamed["voice"]]
+    after = live.speech.voices.find("local", "anna")
+    assert before is not None
+    assert after is not None
+    assert after.clone == before.clone
+
+
+async def test_renaming_is_refused_by_name(live: LiveServer) -> None:
+    await add(live)
+    await add(live, "other")
+    live.speech.voices.add(voice_of_operator("narrator"))
+    for name, body, status, code, words in (
+        ("ann", {"name": "a b"}, 400, "invalid_request", "1 to 64"),
+        ("ann", {"name": 7}, 400, "invalid_request", "JSON object with a name"),
+        ("ann", {}, 400, "invalid_request", "JSON object with a name"),
+        ("ann", {"name": "other"}, 409, "voice_exists", "'other' exists"),
+        ("ann", {"name": "ann"}, 409, "voice_exists", "'ann' exists"),
+        ("ann", {"name": "ADA"}, 403, "voice_protected", "belongs to the model"),
+        ("ada", {"name": "x"}, 403, "voice_protected", "belongs to the model"),
+        ("narrator", {"name": "x"}, 403, "voice_protected", "belongs to the operator"),
+        ("nobody", {"name": "x"}, 404, "voice_not_found", "'nobody' is unknown"),
+    ):
+        answer = await rename(live, name, body)
+        assert (answer[0], answer[1]["error"]["code"]) == (status, code), (name, body)
+        assert words in answer[1]["error"]["message"]
+        assert answer[1]["error"]["param"] == "name"
+    assert (await get(live, PATH))[1]["voices"] == ["ada", "ben", "ann", "other", "narrator"]
+
+
+async def test_voice_deleted_during_renaming_stays_deleted(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    await add(live)
+    store = live.speech.voices
+    add_now = store.add
+
+    def add_late(renamed: StoredVoice) -> None:
+        assert store.remove("local", "ann")
+        add_now(renamed)
+
+    monkeypatch.setattr(store, "add", add_late)
+    status, told = await rename(live, "ann", {"name": "anna"})
+    assert (status, told["error"]["code"]) == (404, "voice_not_found")
+    assert (await get(live, PATH))[1]["uploaded_voices"] == []
+
+
 async def test_voices_have_ids_for_clients_that_need_them(live: LiveServer) -> None:
     await add(live, speaker_description="warm")
     status, told = await get(live, "/v1/voices")
@@ -252,6 +307,7 @@ async def test_keys_have_voices_of_their_own(tmp_path: Path) -> None:
         assert shared["shared"] is True
         assert "consent" not in shared
         assert (await delete(live, "ann", BOB))[0] == 404
+        assert (await rename(live, "ann", {"name": "mine"}, BOB))[0] == 404
         assert (await delete(live, "narrator", BOB))[0] == 403
         assert (await delete(live, "ada", ALICE))[0] == 403
         async with live.http() as http:
@@ -275,6 +331,10 @@ async def test_browser_receives_neither_consent_nor_transcript(tmp_path: Path) -
                 assert "ann" in told
                 assert "secret" not in told
                 assert "she agreed" not in told
+        changeable = [(await get(live, PATH, headers))[1]["can_change"] for headers in (ALICE, token)]
+        assert changeable == [True, False]
+        status, refused = await rename(live, "ann", {"name": "anna"}, token)
+        assert (status, refused["error"]["code"]) == (403, "insufficient_scope")
 
 
 def voice_of_operator(name: str) -> StoredVoice:
