@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import shutil
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -109,6 +111,13 @@ def open_page(browser: Any, serve: Any) -> Iterator[Callable[..., Any]]:
 
 def http(running: ServerProcess) -> str:
     return running.url.replace("ws:", "http:")
+
+
+def speech_token(url: str, key: str) -> str:
+    """A token of a key; it opens all that the page needs to speak."""
+    order = urllib.request.Request(f"{url}/v1/tokens", b"{}", {"X-API-Key": key})
+    with urllib.request.urlopen(order) as answer:
+        return json.load(answer)["token"]
 
 
 def until(page: Any, condition: str, timeout_s: float = 20.0) -> None:

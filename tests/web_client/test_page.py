@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 import wave
 
 import numpy as np
 import pytest
 
 from tests.realtime.server_process import server
-from tests.web_client.conftest import LATEST, OVER, QUICK, READY, SOUNDING, http, samples, until
+from tests.web_client.conftest import LATEST, OVER, QUICK, READY, SOUNDING, http, samples, speech_token, until
 
 RATE = 48_000
 KEY = "a-key-of-enough-characters"
@@ -283,7 +282,7 @@ def test_page_over_plain_http_speaks_and_warns(open_page, serve):
         False,
     ]
     page.click("#access summary")
-    page.fill("#key", speech_token(url.replace("tts.example", "127.0.0.1")))
+    page.fill("#key", speech_token(url.replace("tts.example", "127.0.0.1"), KEY))
     page.keyboard.press("Enter")
     until(page, READY)
     say(page, "Hello there.")
@@ -297,10 +296,3 @@ def test_page_over_plain_http_speaks_and_warns(open_page, serve):
     page.click("#interrupt")
     until(page, f"{LATEST}.heard !== null")
     assert 300 < page.evaluate(f"{LATEST}.heard.played_ms") < 1_500
-
-
-def speech_token(url):
-    """A token opens all that the page needs."""
-    order = urllib.request.Request(f"{url}/v1/tokens", b"{}", {"X-API-Key": KEY})
-    with urllib.request.urlopen(order) as answer:
-        return json.load(answer)["token"]

@@ -1,6 +1,7 @@
 /** The form: text and speech options. */
 
-import { getById, input, createElement, select } from "./dom.js";
+import { getById, input, createElement, select, textarea } from "./dom.js";
+import { limitLexicons, readModelFields } from "./model_fields.js";
 import { scheduleTokens } from "./token_stream.js";
 
 const SAMPLES = {
@@ -19,16 +20,16 @@ const SAMPLES = {
  * @typedef {{text: string, settings: import("../protocol/events.js").Settings, tokens: import("./token_stream.js").Token[] | null, copies: number, how: string}} Order
  */
 
-const textarea = () => /** @type {HTMLTextAreaElement} */ (getById("text"));
+const textField = () => textarea("text");
 
 /** @param {(event: Event) => void} onSpeak */
 export function openComposer(onSpeak) {
   const form = /** @type {HTMLFormElement} */ (getById("composer"));
-  textarea().value = SAMPLES["A longer reply"];
+  textField().value = SAMPLES["A longer reply"];
   for (const [name, text] of Object.entries(SAMPLES)) {
     const choose = () => {
-      textarea().value = text;
-      textarea().focus();
+      textField().value = text;
+      textField().focus();
     };
     getById("samples").append(createElement("button", { type: "button", className: "chip", onclick: choose }, name));
   }
@@ -36,22 +37,30 @@ export function openComposer(onSpeak) {
     event.preventDefault();
     onSpeak(event);
   });
-  textarea().addEventListener("keydown", (event) => {
+  textField().addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
   form.addEventListener("input", showDelivery);
+  getById("lexicons").addEventListener("change", limitLexicons);
+  const advanced = /** @type {HTMLDetailsElement} */ (getById("advanced"));
+  advanced.addEventListener("invalid", () => (advanced.open = true), true); // a browser cannot focus a folded field
   showDelivery();
 }
 
 /** @param {import("../protocol/events.js").SessionCreated} info */
 export function setOptions({ voices, languages, settings }) {
-  fill(select("voice"), voices, settings.voice);
+  setVoices(voices, settings.voice);
   fill(select("language"), languages, settings.language);
+}
+
+/** @param {string[]} names @param {string} [chosen] */
+export function setVoices(names, chosen) {
+  fill(select("voice"), names, chosen);
 }
 
 /** @returns {Order} */
 export function readForm() {
-  const text = textarea().value;
+  const text = textField().value;
   const [encoding, sample_rate, bitrate] = select("format").value.split("/");
   const seed = input("seed").valueAsNumber;
   const format = { encoding, sample_rate: Number(sample_rate), ...(bitrate && { bitrate: Number(bitrate) }) };
@@ -62,6 +71,7 @@ export function readForm() {
     format,
     word_times: true,
     ...(Number.isInteger(seed) && { seed }),
+    ...readModelFields(),
   };
   const pauses = /** @type {import("./token_stream.js").Pauses} */ (select("pauses").value);
   const tokens = writesTokens() ? scheduleTokens(text, input("rate").valueAsNumber, pauses) : null;

@@ -32,3 +32,6 @@ export const input = (id) => getById(id);
 
 /** @param {string} id @returns {HTMLSelectElement} */
 export const select = (id) => getById(id);
+
+/** @param {string} id @returns {HTMLTextAreaElement} */
+export const textarea = (id) => getById(id);

@@ -1,13 +1,15 @@
 /** The page: a session, a form, and a card for each reply. */
 
 import { wavFile } from "../audio/wav.js";
+import { SpeechApi } from "../http_api.js";
 import { VoicewireSession } from "../session.js";
 import { openAccess } from "./api_key.js";
-import { setOptions, openComposer, readForm, wantedDecoder } from "./compose_form.js";
+import { setOptions, setVoices, openComposer, readForm, wantedDecoder } from "./compose_form.js";
 import { getById, createElement, select } from "./dom.js";
 import { EventLog } from "./event_log.js";
 import { listenForKeys } from "./shortcuts.js";
 import { Meters } from "./meters.js";
+import { showLexicons, showModelFields } from "./model_fields.js";
 import { showNotice } from "./notices.js";
 import { ReplyCard } from "./reply_card.js";
 import { checkSound, showAudioPath, watchStatus } from "./status.js";
@@ -24,6 +26,7 @@ let quiet = true;
 let drawn_ms = 0;
 
 const session = new VoicewireSession({ decoder: wantedDecoder() });
+const api = new SpeechApi(session.connection);
 const meters = new Meters();
 const log = new EventLog();
 
@@ -109,6 +112,25 @@ function announce(text) {
   getById("announcer").textContent = text;
 }
 
+/** Show what the server can do with the key of the page. */
+async function showAbilities() {
+  try {
+    const [model, { voices, can_change }] = await Promise.all([api.model(), api.voices()]);
+    showModelFields(model);
+    setVoices(voices);
+    showLexicons(can_change ? await api.lexicons() : null);
+  } catch (error) {
+    showNotice("abilities", {
+      text: `The abilities of the model are unknown: ${/** @type {Error} */ (error).message}.`,
+      tone: "warn",
+      action: "Try again",
+      onAction: showAbilities,
+    });
+    return;
+  }
+  showNotice("abilities", null);
+}
+
 /** Open the audio device at the first touch of the page, so that it is ready at the first click. */
 function prepareOnGesture() {
   const prepare = () => {
@@ -132,6 +154,7 @@ function start() {
   );
   session.on("wire", (message) => log.add(message));
   session.on("ready", setOptions);
+  session.on("ready", showAbilities);
   session.on("error", ({ code, message }) =>
     showNotice("speak", { text: `${message} (${code})`, tone: "bad", dismiss: true }),
   );
