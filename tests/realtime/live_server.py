@@ -44,7 +44,9 @@ class LiveServer(NamedTuple):
         return SessionContext(self.url, api_key)
 
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", trust_env=False, verify=NO_CERTIFICATES)
+        return httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}", trust_env=False, verify=NO_CERTIFICATES, timeout=60
+        )
 
     async def freed(self) -> None:
         """Wait until nothing is held for anybody: free + held = total."""

@@ -175,16 +175,17 @@ async def test_failure_before_first_audio_has_http_status(
 
 
 async def test_a_failure_after_it_cuts_the_answer_short(live: LiveServer) -> None:
-    live.engine.script_next(FakeScript(first_chunk_s=0.01, real_time_factor=0.01, fail_at_frame=4))
+    # A failure before the first packet is sent would be an error response.
+    live.engine.script_next(FakeScript(first_chunk_s=0.01, real_time_factor=0.5, fail_at_frame=25))
     reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
     body = json.dumps({"input": TEXT}).encode()
     writer.write(
         b"POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     )
     answer = await reader.read()
+    writer.close()
     assert answer.startswith(b"HTTP/1.1 200")
     assert not answer.endswith(b"0\r\n\r\n")
-    writer.close()
 
 
 RUNAWAY = FakeScript(end_at_frame=3, end_reason=FinishReason.LOOP)
