@@ -47,7 +47,6 @@ __all__ = [
     "ErrorInfo",
     "FinishReason",
     "InvalidRequest",
-    "OrphanedRequest",
     "ReferenceAudio",
     "RequestFinished",
     "RequestParked",
@@ -230,8 +229,6 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     lead_ms: int | None = None
     # Whose request it is: groups share equally what paced requests leave. Any short string that is no secret.
     group: str = ""
-    # Session whose unfinished requests another gateway may ``claim`` if this one vanishes; empty: none is kept.
-    session_id: str = ""
     # All else must then be as it was at first, the seed given; text that came later is pushed again.
     resume: ResumePoint | None = None
 
@@ -249,19 +246,6 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     def is_takeover(self) -> bool:
         """Return whether another engine had accepted it for a gateway that is there: it is not refused for load."""
         return self.resume is not None and not self.resume.is_replay
-
-
-class OrphanedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request whose gateway vanished. To go on, submit ``request`` with a ``ResumePoint`` and push ``text``."""
-
-    # With the seed that was used.
-    request: SpeechRequest
-    # All that was pushed.
-    text: str
-    text_closed: bool
-    # Of all audio that was sent to the gateway, which need not have sent it on; as in ``ResumePoint``.
-    codes: bytes
-    num_samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,12 +464,6 @@ class SpeechEngine(Protocol):
         """Listen to a recording once, so that requests can speak like it.
 
         Raises ``InvalidRequest`` where ``EngineInfo.can_encode`` is false or the recording cannot be used.
-        """
-        ...
-
-    async def claim(self, session_id: str) -> tuple[OrphanedRequest, ...]:
-        """Take over the unfinished requests of a session whose gateway vanished at most 30 s ago; empty if there are
-        none. Each is given away once.
         """
         ...
 

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from engine.api import (
     ClonedVoice,
@@ -20,7 +19,6 @@ from engine.api import (
     EngineOverloaded,
     EngineStats,
     InvalidRequest,
-    OrphanedRequest,
     ReferenceAudio,
     SpeechRequest,
 )
@@ -33,16 +31,13 @@ from engine.ipc import (
     STATS_EVERY_S,
     CancelEncodeVoice,
     CancelRequest,
-    ClaimSession,
     Command,
     DrainMessage,
     EncodeVoice,
     EventsMessage,
-    Goodbye,
     HelloMessage,
     Message,
     PrefetchVoice,
-    SessionClaimed,
     StatsMessage,
     VoiceEncoded,
     decode_message,
@@ -51,7 +46,7 @@ from engine.ipc import (
     unpack_events,
 )
 from engine.streams import EngineStream, StreamTable
-from engine.validation import check_sample, check_session_id
+from engine.validation import check_sample
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +68,6 @@ class EngineClient:
         self._endpoint = endpoint
         self._streams = StreamTable(self._send)
         self._encodings: dict[int, asyncio.Future[ClonedVoice]] = {}
-        self._claims: dict[int, asyncio.Future[list[OrphanedRequest]]] = {}
         self._numbers = itertools.count(1)
         self._hello: HelloMessage | None = None
         self._stats: EngineStats | None = None
@@ -202,7 +196,7 @@ class EngineClient:
         self.is_draining = False
         self._streams.interrupt(self._endpoint.end_reason)
         self._resume_timer = asyncio.get_running_loop().call_later(RESUME_TIMEOUT_S, self._end_resume)
-        self._fail_answers()
+        self._fail_encodings()
         self.on_connection_change()
 
     def _resume_streams(self) -> None:
@@ -230,10 +224,9 @@ class EngineClient:
             self._resume_timer.cancel()
             self._resume_timer = None
 
-    def _fail_answers(self) -> None:
-        """End the calls that wait for an answer of this connection."""
-        waiting: list[asyncio.Future[Any]] = [*self._encodings.values(), *self._claims.values()]
-        for future in waiting:
+    def _fail_encodings(self) -> None:
+        """End the encodings that wait for an answer of this connection."""
+        for future in self._encodings.values():
             if not future.done():
                 future.set_exception(EngineDead(self._endpoint.end_reason))
 
@@ -270,9 +263,6 @@ class EngineClient:
                 self.on_connection_change()
             case VoiceEncoded():
                 self._resolve_encoding(message)
-            case SessionClaimed(number, requests):
-                if (claim := self._claims.get(number)) is not None and not claim.done():
-                    claim.set_result(requests)
 
     def _resolve_encoding(self, answer: VoiceEncoded) -> None:
         future = self._encodings.get(answer.number)
@@ -305,18 +295,6 @@ class EngineClient:
         finally:
             del self._encodings[number]
 
-    async def claim(self, session_id: str) -> tuple[OrphanedRequest, ...]:
-        check_session_id(session_id)
-        if self._writer is None:
-            raise EngineDead("the engine is not running")
-        number = next(self._numbers)
-        future = self._claims[number] = asyncio.get_running_loop().create_future()
-        self._send(ClaimSession(number, session_id))
-        try:
-            return tuple(await future)
-        finally:
-            del self._claims[number]
-
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         known = {voice.name.lower() for voice in self.info.voices}
         for voice in voices:
@@ -338,8 +316,7 @@ class EngineClient:
             await asyncio.wait([self._keeper])
         self._stop_report_timer()
         self._stop_resume_timer()
-        self._fail_answers()
-        self._send(Goodbye())
+        self._fail_encodings()
         closing = self._streams.cancel_all()
         if self._writer is not None:
             self._writer.close()

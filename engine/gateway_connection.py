@@ -13,7 +13,6 @@ from itertools import islice
 
 from engine.api import ClonedVoice
 from engine.ipc import LENGTH, message_size
-from engine.orphans import RecordTable
 from engine.tls_socket import Buffer, ByteSocket
 
 # A gateway that reads no more is cut off when this much waits for it.
@@ -34,7 +33,6 @@ class GatewayConnection:
         self.number, self.connection = number, connection
         self.active: set[int] = set()
         self.encodings: dict[int, Future[ClonedVoice]] = {}
-        self.records = RecordTable()
         self._unsent: queue.SimpleQueue[Sequence[Buffer] | None] = queue.SimpleQueue()
         self._num_unsent_bytes = 0
         # Three threads hand messages over, a fourth sends them.

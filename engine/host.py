@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.address import EngineAddress
-from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished, SpeechChunk
+from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished
 from engine.config import EngineConfig, speech_options
 from engine.errors import EngineError, InvalidRequest
 from engine.gateway_connection import GatewayConnection, read_messages
@@ -34,15 +34,12 @@ from engine.ipc import (
     STATS_EVERY_S,
     CancelEncodeVoice,
     CancelRequest,
-    ClaimSession,
     Command,
     DrainMessage,
     EncodeVoice,
-    Goodbye,
     HelloMessage,
     PrefetchVoice,
     RequestCommand,
-    SessionClaimed,
     StatsMessage,
     SubmitRequest,
     VoiceEncoded,
@@ -52,7 +49,6 @@ from engine.ipc import (
 )
 from engine.listener import EngineListener
 from engine.loop import EngineLoop, VoiceEncodingThread
-from engine.orphans import OrphanStore
 from engine.runtime.request import Emitted, RequestReleased
 from engine.tls_socket import ByteSocket
 from engine.validation import check_request, check_sample
@@ -96,7 +92,6 @@ class EngineHost:
         # Held while a gateway is added with its reader, so that ``stop`` finds started readers only.
         self._attaching = threading.Lock()
         self.is_draining = False
-        self.orphans = OrphanStore()
         self.loop = EngineLoop(make_engine, self.deliver, self.on_engine_exit)
 
     def deliver(self, events: list[Emitted]) -> None:
@@ -106,11 +101,8 @@ class EngineHost:
             number, own = epoch >> EPOCH_BITS, epoch & ((1 << EPOCH_BITS) - 1)
             by_gateway.setdefault(number, []).append((own, event))
             gateway = self.gateways.get(number)
-            if gateway and isinstance(event, SpeechChunk):
-                gateway.records.add_chunk(own, event)
-            elif gateway and isinstance(event, RequestReleased):
+            if gateway and isinstance(event, RequestReleased):
                 gateway.active.discard(own)
-                gateway.records.release(own)
         for number, own_events in by_gateway.items():
             if gateway := self.gateways.get(number):
                 gateway.send(*pack_events(own_events))
@@ -193,23 +185,12 @@ class EngineHost:
             log.warning("gateway %d: %s", gateway.number, error)
         finally:
             del self.gateways[gateway.number]
-            self._keep_orphans(gateway)
             gateway.close_when_sent()
             for encoding in list(gateway.encodings.values()):
                 encoding.cancel()
             for epoch in list(gateway.active):
                 self.loop.send(CancelRequest(gateway.number << EPOCH_BITS | epoch))
             connection.close()
-
-    def _keep_orphans(self, gateway: GatewayConnection) -> None:
-        """Keep the requests of a closed connection, except those of sessions that another connection has."""
-        requests = gateway.records.snapshot()
-        self.orphans.keep(requests)
-        # A gateway may be back before its former connection is seen to end. It records before it claims, and here the
-        # order is reversed, so that one of the two finds the orphan.
-        present = {session_id for other in list(self.gateways.values()) for session_id in other.records.session_ids}
-        for session_id in present.intersection(one.request.session_id for one in requests):
-            self.orphans.claim(session_id)
 
     @property
     def _read_pause_s(self) -> float:
@@ -228,10 +209,6 @@ class EngineHost:
             case CancelEncodeVoice(number):
                 if encoding := gateway.encodings.get(number):
                     encoding.cancel()
-            case ClaimSession(number, session_id):
-                gateway.send(encode(SessionClaimed(number, self.orphans.claim(session_id))))
-            case Goodbye():
-                gateway.records.clear()
             case _:
                 self._execute_request_command(gateway, command)
 
@@ -240,7 +217,6 @@ class EngineHost:
             raise ValueError(f"epoch is {command.epoch}; it must lie in 1..{(1 << EPOCH_BITS) - 1}")
         if isinstance(command, SubmitRequest) and not self._validate_request(gateway, command):
             return
-        gateway.records.apply(command.epoch, command)
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
 
     def _validate_request(self, gateway: GatewayConnection, command: SubmitRequest) -> bool:
@@ -256,9 +232,6 @@ class EngineHost:
             gateway.send(*pack_events([(command.epoch, end), (command.epoch, RequestReleased(request.request_id))]))
             return False
         gateway.active.add(command.epoch)
-        if request.session_id:
-            gateway.records.submit(command.epoch, request)
-            self.orphans.claim(request.session_id)  # its gateway is here
         return True
 
     def _encode(self, gateway: GatewayConnection, command: EncodeVoice) -> None:
@@ -280,7 +253,6 @@ class EngineHost:
 
     def _report_stats(self) -> None:
         while not self._ended.wait(STATS_EVERY_S):
-            self.orphans.evict()
             message = encode(StatsMessage(self.loop.stats()))
             for gateway in list(self.gateways.values()):
                 gateway.send(message)

@@ -17,7 +17,6 @@ from engine.api import (
     ClonedVoice,
     EngineInfo,
     EngineStats,
-    OrphanedRequest,
     ReferenceAudio,
     RequestFinished,
     RequestParked,
@@ -89,24 +88,8 @@ class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
     error: ErrorInfo | None = None
 
 
-class ClaimSession(msgspec.Struct, frozen=True, tag=True):
-    """Answered by a ``SessionClaimed`` of the same number."""
-
-    number: int
-    session_id: str
-
-
-class SessionClaimed(msgspec.Struct, frozen=True, tag=True):
-    number: int
-    requests: list[OrphanedRequest]
-
-
-class Goodbye(msgspec.Struct, frozen=True, tag=True):
-    """The gateway ends on purpose: nothing is kept for another."""
-
-
 RequestCommand = SubmitRequest | PushRequestText | EndRequestInput | ReportRequestPlayback | CancelRequest
-Command = RequestCommand | PrefetchVoice | EncodeVoice | CancelEncodeVoice | ClaimSession | Goodbye
+Command = RequestCommand | PrefetchVoice | EncodeVoice | CancelEncodeVoice
 
 
 class HelloMessage(msgspec.Struct, frozen=True, tag=True):
@@ -135,7 +118,7 @@ class DrainMessage(msgspec.Struct, frozen=True, tag=True):
     """The engine is about to end: it takes what is sent, and wants its requests to move to another."""
 
 
-Message = HelloMessage | StatsMessage | EventsMessage | VoiceEncoded | DrainMessage | SessionClaimed
+Message = HelloMessage | StatsMessage | EventsMessage | VoiceEncoded | DrainMessage
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
 _message_decoder = msgspec.msgpack.Decoder(Message)
@@ -147,10 +130,6 @@ def frame_message(payload: bytes) -> bytes:
 
 def encode(message: Command | Message) -> bytes:
     return frame_message(_encoder.encode(message))
-
-
-def encoded_size(orphan: OrphanedRequest) -> int:
-    return len(_encoder.encode(orphan))
 
 
 def message_size(header: bytes | bytearray, at: int = 0) -> int:

@@ -21,7 +21,6 @@ from engine.api import (
     EngineDead,
     EngineInfo,
     EngineStats,
-    OrphanedRequest,
     ReferenceAudio,
     SpeechRequest,
 )
@@ -131,17 +130,6 @@ class EnginePool:
         if client is None:
             raise EngineDead("no engine takes recordings")
         return await client.encode_voice(sample)
-
-    async def claim(self, session_id: str) -> tuple[OrphanedRequest, ...]:
-        """Ask all engines, those that drain too; one that dies meanwhile has kept nothing."""
-        alive = [client.claim(session_id) for client in self.clients if client.is_alive]
-        found: list[OrphanedRequest] = []
-        for answer in await asyncio.gather(*alive, return_exceptions=True):
-            if isinstance(answer, tuple):
-                found += answer
-            elif not isinstance(answer, EngineDead):
-                raise answer
-        return tuple(found)
 
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         self._prefetched_voices = voices

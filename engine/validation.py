@@ -18,7 +18,6 @@ from engine.api import (
 from engine.errors import InvalidRequest, RequestTooLong, UnknownLanguage, UnknownVoice
 
 MAX_COUNT = 2**32 - 1
-MAX_SESSION_ID_CHARS = 128
 MAX_INSTRUCT_CHARS = 2_000
 MAX_TRANSCRIPT_CHARS = 2_000
 # Resampling overshoots full scale a little; numbers beyond this are no audio in -1..1.
@@ -33,12 +32,6 @@ def check_minimums(settings: msgspec.Struct, minimums: Mapping[str, float], sect
         value = getattr(settings, name)
         if value is not None and not value >= minimum:  # False for NaN, too
             raise InvalidRequest(f"{section}{name} is {value}; it must be at least {minimum}", name)
-
-
-def check_session_id(session_id: str) -> None:
-    if len(session_id) > MAX_SESSION_ID_CHARS:
-        limit = f"session_id has {len(session_id)} characters; the limit is {MAX_SESSION_ID_CHARS}"
-        raise InvalidRequest(limit, "session_id")
 
 
 def check_instruct(instruct: str, info: EngineInfo) -> None:
@@ -148,7 +141,6 @@ def check_request(request: SpeechRequest, info: EngineInfo, max_text_chars: int)
     info.check_options(request.sampling, request.chunk_frames)
     check_voice(request.voice, info)
     check_instruct(request.instruct, info)
-    check_session_id(request.session_id)
     if request.language.lower() not in info.languages:
         known = ", ".join(info.languages)
         raise UnknownLanguage(f"language is {request.language!r}; known: {known}", "language")

@@ -20,7 +20,6 @@ from engine.api import (
     EngineOverloaded,
     EngineStats,
     InvalidRequest,
-    OrphanedRequest,
     ReferenceAudio,
     RequestTooLong,
     SpeechRequest,
@@ -134,9 +133,6 @@ class FakeSpeechEngine:
         self.samples.append(sample)
         embedding = np.full(self._info.embedding_size, len(sample.pcm), np.float32)
         return ClonedVoice(embedding=embedding.tobytes(), transcript=sample.transcript)
-
-    async def claim(self, session_id: str) -> tuple[OrphanedRequest, ...]:
-        return ()
 
     def prefetch_voices(self, voices: Sequence[str]) -> None:
         self.prefetched.extend(voices)
