@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,11 +19,12 @@ import numpy as np
 import psutil
 import pytest
 
+from engine.address import EngineAddress
 from engine.api import FinishReason
 from engine.remote_pool import AddressSource, RemotePool
 from realtime.client import open_session
 from realtime.protocol import events as ev
-from tests.engine.served_engine import write_addresses
+from tests.engine.served_engine import StoppableProxy, write_addresses
 from tests.engine.test_client import all_have_audio, speak, until
 from tests.engine.test_client import request as long_request
 from tests.fakes.checkpoints import write_checkpoint
@@ -137,6 +140,62 @@ async def test_replies_of_an_engine_that_ends_move(folder: Path, tmp_path: Path,
             await speak(pool, long_request("next"))
         finally:
             await pool.aclose()
+
+
+def http_status(url: str, body: bytes | None = None) -> int:
+    order = urllib.request.Request(url.replace("ws:", "http:"), body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(order, timeout=PATIENCE_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+async def hear_reply(url: str, settings: ev.NativeSpeechSettings, began: asyncio.Event) -> np.ndarray:
+    pcm = bytearray()
+    async with await open_session(url) as client:
+        await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT * 4, end=True))
+        async for message in client:
+            if isinstance(message, ev.AudioMessage):
+                assert message.sample_time == len(pcm) // 2
+                pcm += b"".join(message.packets)
+                began.set()
+            elif isinstance(message, ev.ResponseDone):
+                assert (message.status, message.audio_samples) == ("completed", len(pcm) // 2), message
+                break
+    return np.frombuffer(bytes(pcm), np.int16).astype(np.int32)
+
+
+@pytest.mark.timeout(300)
+async def test_reply_of_an_engine_that_is_cut_off_moves(folder: Path, tmp_path: Path) -> None:
+    """The server is a process, too. New work is refused meanwhile; what the engine sent arrives late, for nothing."""
+    file, began = tmp_path / "engines", asyncio.Event()
+    audio = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=24_000)
+    burst = ev.NativeSpeechSettings(format=audio, seed=7, pace="burst")
+    paced = ev.NativeSpeechSettings(format=audio, seed=7, lead_ms=100)
+    with ExitStack() as running:
+        lost = running.enter_context(engine(folder, "tcp://127.0.0.1:0"))
+        other = running.enter_context(engine(folder, f"unix:{tmp_path / 'other'}"))
+        async with StoppableProxy(EngineAddress.parse(lost.address)).open() as way:
+            write_addresses(file, way.address)
+            # The proxy needs this thread.
+            url = await asyncio.to_thread(running.enter_context, server(f"file:{file}"))
+            uncut = await hear_reply(url, burst, asyncio.Event())
+            reply = asyncio.create_task(hear_reply(url, paced, began))
+            await began.wait()
+            way.stop()
+            while await asyncio.to_thread(http_status, f"{url}/readyz") == 200:
+                await asyncio.sleep(0.1)
+            assert not reply.done()
+            body = b'{"model": "tts-1", "input": "Hello."}'
+            assert await asyncio.to_thread(http_status, f"{url}/v1/audio/speech", body) == 503
+            write_addresses(file, way.address, other.address)
+            while await asyncio.to_thread(http_status, f"{url}/readyz") == 503:
+                await asyncio.sleep(0.1)
+            way.go_on()
+            assert np.abs(await reply - uncut).max() <= 1
+            await speaks(url)
+            await asyncio.to_thread(running.close)
 
 
 @pytest.mark.timeout(300)
