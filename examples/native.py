@@ -34,6 +34,8 @@ CONNECT_TIMEOUT_S = 10.0
 RETRY_S = 0.5
 # Close codes after which connecting again is useless.
 FINAL_CLOSE_CODES = (1000, 1003, 1007, 1008, 1009, 4409)
+# Type and id of an event, at most.
+ENVELOPE_BYTES = 256
 CLOSED: dict[str, Any] = {"type": "error", "code": "closed", "message": "the connection was lost", "retryable": True}
 
 
@@ -160,21 +162,23 @@ class Turn:
         self._send("response.create", settings=self._settings)
         self.send_again(0, 0)
 
-    def resync(self) -> None:
-        """Go on at a server that lacks the session."""
+    def resync(self, max_message_bytes: int) -> bool:
+        """Go on at a server that lacks the session. Return False, and send nothing, if that is impossible: a longer
+        message would end the session, with all other turns."""
+        if not self._checkpoints or self.dropped:
+            return False
         position = {
             "checkpoints": self._checkpoints,
             "received_samples": self._received_samples,
             "received_flushes": self._num_flushed,
             "received_words": self._num_words,
         }
-        self._send("response.create", settings=self._known_settings, resync=position)
+        fields = {"settings": self._known_settings, "resync": position}
+        if len(json.dumps(fields).encode()) + ENVELOPE_BYTES > max_message_bytes:
+            return False
+        self._send("response.create", **fields)
         self.send_again(0, 0)
-
-    @property
-    def can_resync(self) -> bool:
-        """Return whether the server has sent checkpoints."""
-        return bool(self._checkpoints) and not self.dropped
+        return True
 
     def send_again(self, received_chars: int, received_flushes: int) -> None:
         """Send what the server lacks."""
@@ -406,10 +410,9 @@ class Voicewire:
             resumed = known.get(turn.response_id)
             if resumed is not None and resumed["response"] is not None:
                 self._resume_turn(turn, resumed)
-            elif turn.has_sounded and turn.can_resync:
-                turn.resync()
             elif turn.has_sounded or turn.dropped:
-                self._fail_turns([turn])
+                if not turn.resync(created["limits"]["max_message_bytes"]):
+                    self._fail_turns([turn])
             else:
                 turn.create()
 

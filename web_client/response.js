@@ -2,6 +2,7 @@
 
 import { Peaks } from "./audio/peaks.js";
 import { Emitter } from "./emitter.js";
+import { serialize } from "./protocol/native.js";
 import { ResponseReceiver } from "./response_receiver.js";
 import { UnderrunTracker } from "./underruns.js";
 import { SurrogateBuffer } from "./surrogate_buffer.js";
@@ -203,22 +204,29 @@ export class SpokenResponse extends Emitter {
     if (this.interrupted) this.#send({ type: "response.cancel", response_id: this.id, played_ms: this.played_ms });
   }
 
-  /** Whether it can go on at a server that lacks its session. */
-  get can_resync() {
-    return !this.interrupted && (this.#checkpoints.length > 0 || this.position.received_samples === 0);
-  }
-
-  /** Go on at such a server. @param {import("./protocol/events.js").Settings} settings unless the former one told */
-  resync(settings) {
+  /**
+   * Go on at a server that lacks its session. Returns false, and sends nothing, if that is impossible. A longer message
+   * would end the session, with all other responses.
+   *
+   * @param {import("./protocol/events.js").Settings} settings unless the former server told
+   * @param {number} max_message_bytes
+   */
+  resync(settings, max_message_bytes) {
     const { response_id, ...position } = this.position;
+    const has_received = (position.received_samples ?? 0) > 0;
+    if (this.interrupted || (this.#checkpoints.length === 0 && has_received)) return false;
     const received = { received_flushes: this.#num_flushed, received_words: this.word_times.words.length };
-    this.#send({
+    /** @type {import("./protocol/events.js").ClientEvent} */
+    const event = {
       type: "response.create",
       response_id,
       settings: this.#settings ?? settings,
       resync: { checkpoints: this.#checkpoints, ...position, ...received },
-    });
+    };
+    if (new TextEncoder().encode(serialize(event)).length > max_message_bytes) return false;
+    this.#send(event);
     this.#sendAgain(0, 0);
+    return true;
   }
 
   /** @param {number} num_chars @param {number} num_flushes that the server has */

@@ -269,8 +269,9 @@ export class VoicewireSession extends Emitter {
     const info = this.#resuming;
     this.#resuming = null;
     const speaking = [...this.responses.values()].filter((response) => response.status === "speaking");
-    for (const response of speaking.filter((one) => one.can_resync)) response.resync(this.#settingsOf(response));
-    this.#failResponses((response) => !response.can_resync);
+    const max_bytes = info?.limits.max_message_bytes ?? 0;
+    const lost = speaking.filter((response) => !response.resync(this.#settingsOf(response), max_bytes));
+    this.#failResponses((response) => lost.includes(response));
     if (info !== null) this.#keep(info);
   }
 

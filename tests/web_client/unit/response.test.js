@@ -42,9 +42,8 @@ test("a server that lacks the session gets all that is known", () => {
     response.receive({ type: "response.checkpoint", response_id: "r", index, data });
   response.receive({ type: "response.checkpoint", response_id: "r", index: 1, data: "c" });
   response.receive({ type: "text.flushed", response_id: "r", flush: 0, end_sample: 5 });
-  assert.ok(response.can_resync);
   sent.length = 0;
-  response.resync({ seed: 5 });
+  assert.ok(response.resync({ seed: 5 }, 1000));
   const { resync, ...created } = sent.shift();
   assert.deepEqual(created, { type: "response.create", response_id: "r", settings: { seed: 5 } });
   assert.deepEqual(resync, {
@@ -58,4 +57,14 @@ test("a server that lacks the session gets all that is known", () => {
     { type: "text.flush", response_id: "r" },
     { type: "text.append", response_id: "r", text: "Two. ", at: 7 },
   ]);
+});
+
+test("a response whose checkpoints exceed a message sends nothing", () => {
+  const { sent, response } = opened();
+  response.receive({ type: "response.checkpoint", response_id: "r", index: 0, data: "x".repeat(1000) });
+  sent.length = 0;
+  assert.ok(!response.resync({}, 1000));
+  assert.deepEqual(sent, []);
+  assert.ok(response.resync({}, 1200));
+  assert.equal(sent.length, 1);
 });
