@@ -14,7 +14,8 @@ RESET = struct.pack("ii", 1, 0)
 
 class ResettingProxy:
     def __init__(self, port: int) -> None:
-        self._upstream = ("127.0.0.1", port)
+        # Of later connections.
+        self.upstream_port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._sockets: list[socket.socket] = []
@@ -37,17 +38,22 @@ class ResettingProxy:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                pair = (self._listener.accept()[0], socket.create_connection(self._upstream))
+                pair = (self._listener.accept()[0], self._connect())
                 self.num_connections += 1
                 self._sockets += pair
                 for source, target in (pair, pair[::-1]):
                     threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+
+    def _connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.upstream_port))
 
     @staticmethod
     def _forward(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
                 target.sendall(data)
+        # The source may have been reset, too.
+        with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
 

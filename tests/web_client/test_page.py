@@ -8,6 +8,7 @@ import wave
 import numpy as np
 import pytest
 
+from tests.fakes.resetting_proxy import resetting_proxy
 from tests.realtime.server_process import server
 from tests.web_client.conftest import LATEST, OVER, QUICK, READY, SOUNDING, http, samples, speech_token, until
 
@@ -189,6 +190,31 @@ def test_it_comes_back_after_the_server_did(open_page, folder):
         until(page, f"{OVER} && {LATEST}.text === 'Here again.'")
         assert page.evaluate(f"{LATEST}.status") == "completed"
         page.context.close()
+
+
+def test_reply_goes_on_at_another_gateway_after_a_kill(open_page, folder):
+    """The servers share nothing. The page keeps its address, as behind a door."""
+    script = {"ms_per_char": 40.0, "real_time_factor": 0.1, "draws_codes": True}
+    with server(script, listen__page=str(folder)) as first, server(script, listen__page=str(folder)) as second:
+        ports = [int(one.url.rpartition(":")[2]) for one in (first, second)]
+        with resetting_proxy(ports[0]) as proxy:
+            page = open_page(f"http://127.0.0.1:{proxy.port}")
+            page.expected = ["WebSocket connection"]
+            until(page, READY)
+            page.click("#log summary")
+            say(page, LONG)
+            until(page, f"{LATEST}?.played_ms > 500")
+            page.evaluate(f"window.session = voicewire.info.session_id, window.reply = {LATEST}")
+            proxy.upstream_port = ports[1]
+            first.process.kill()
+            until(page, OVER)
+            assert page.evaluate("voicewire.info.session_id !== session")
+            assert page.evaluate(f"{LATEST} === reply")
+            assert page.evaluate("reply.status") == "completed"
+            assert page.evaluate("reply.statistics.audio_ms") == pytest.approx(40 * len(LONG), abs=80)
+            page.locator("#log-lines", has_text='"resync"').wait_for()
+            assert page.locator(".reply .heard").inner_text() == LONG
+            page.context.close()
 
 
 def test_page_key_is_requested_and_never_stored_or_in_url(open_page, serve):
