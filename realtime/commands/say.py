@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lexicon",
         metavar="FILE",
-        help="PLS or JSON file of words that are spoken in another form; with --url the name of a stored one",
+        help="PLS, JSON or TOML file of words that are spoken in another form; with --url the name of a stored one",
     )
     parser.add_argument("--seed", type=int, help="the same seed gives the same speech (default: a random one)")
     speech_fields.add_arguments(parser)

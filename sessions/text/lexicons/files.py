@@ -1,4 +1,4 @@
-"""Lexicons as files: W3C PLS 1.0, and JSON."""
+"""Lexicons as files: W3C PLS 1.0, JSON and TOML."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 
 from engine.api import InvalidRequest
 from sessions.text.lexicons.lexicon import Lexicon, LexiconEntry
+from sessions.text.phonemes.alphabets import DEFAULT_ALPHABET
 
 MAX_FILE_BYTES = 1_048_576
-DEFAULT_ALPHABET = "ipa"
 _NAMESPACE = "http://www.w3.org/2005/01/pronunciation-lexicon"
 
 
 class LexiconFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A JSON file. ``entries`` may be an object of texts and aliases, too."""
+    """A JSON or TOML file. ``entries`` may be an object of texts and aliases, too."""
 
     entries: list[LexiconEntry] | dict[str, str]
     language: str = ""
@@ -39,14 +39,16 @@ def parse_lexicon(data: bytes) -> ParsedLexicon:
     if len(data) > MAX_FILE_BYTES:
         raise InvalidRequest(f"a lexicon has at most {MAX_FILE_BYTES} bytes, this one has {len(data)}", "lexicon")
     is_xml = data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"<" or data[:2] in (b"\xff\xfe", b"\xfe\xff")
-    return _PlsReader().read(data) if is_xml else _parse_json(data)
+    return _PlsReader().read(data) if is_xml else _parse_fields(data)
 
 
-def _parse_json(data: bytes) -> ParsedLexicon:
+def _parse_fields(data: bytes) -> ParsedLexicon:
+    is_json = data.lstrip()[:1] == b"{"
     try:
-        file = msgspec.json.decode(data, type=LexiconFile)
+        file = (msgspec.json if is_json else msgspec.toml).decode(data, type=LexiconFile)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise InvalidRequest(f"the lexicon is neither PLS nor JSON of a lexicon: {error}", "lexicon") from None
+        found = f"the lexicon is neither PLS nor {'JSON' if is_json else 'TOML'} of a lexicon: {error}"
+        raise InvalidRequest(found, "lexicon") from None
     entries = file.entries
     if isinstance(entries, Mapping):
         entries = [LexiconEntry(text=text, alias=alias) for text, alias in entries.items()]

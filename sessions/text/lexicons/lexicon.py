@@ -13,7 +13,9 @@ from typing import Literal
 import msgspec
 
 from engine.api import InvalidRequest
-from sessions.languages import CODES
+from sessions.languages import CODES, is_english
+from sessions.text.phonemes.alphabets import read_phonemes
+from sessions.text.phonemes.respelling import respell
 
 MAX_ENTRIES = 10_000
 MAX_WRITTEN_CHARS = 100
@@ -66,22 +68,26 @@ class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_entries(cls, entries: Iterable[LexiconEntry], language: str = "") -> Lexicon:
-        """The first entry of a text counts. Raises ``InvalidRequest``, which names entry, limit and value."""
+        """The first entry of a text counts. Phonemes that cannot be read are left out.
+
+        Raises ``InvalidRequest``, which names entry, limit and value."""
         entries = list(entries)
         if len(entries) > MAX_ENTRIES:
             found = f"the lexicon has {len(entries)} entries"
             raise InvalidRequest(f"{found}, at most {MAX_ENTRIES} are allowed", "entries")
-        numbered = [(number, entry) for number, entry in enumerate(entries, 1) if _check_entry(entry, number)]
+        code = code_of(language)
+        spoken = [(entry, _alias_of(entry, number, code)) for number, entry in enumerate(entries, 1)]
         lexicon = cls(
-            language=code_of(language),
-            num_entries=len(numbered),
+            language=code,
+            num_entries=sum(alias is not None for _, alias in spoken),
             exact={},
             folded={},
             prefixes=set(),
             folded_prefixes=set(),
         )
-        for _, entry in numbered:
-            lexicon._add(entry)
+        for entry, alias in spoken:
+            if alias is not None:
+                lexicon._add(entry, alias)
         return lexicon
 
     def fold(self, text: str) -> str:
@@ -114,17 +120,17 @@ class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
                 return found
         return found if is_complete else False
 
-    def _add(self, entry: LexiconEntry) -> None:
+    def _add(self, entry: LexiconEntry, alias: str) -> None:
         written = " ".join(entry.text.split())
         aliases, prefixes = (self.exact, self.prefixes) if entry.match_case else (self.folded, self.folded_prefixes)
         tokens = TOKEN.findall(written) if entry.match_case else [self.fold(token) for token in TOKEN.findall(written)]
-        aliases.setdefault("".join(tokens), entry.alias)
+        aliases.setdefault("".join(tokens), alias)
         for end in range(1, len(tokens)):
             prefixes.add("".join(tokens[:end]))
 
 
-def _check_entry(entry: LexiconEntry, number: int) -> bool:
-    """Return whether an entry has an alias. Raises ``InvalidRequest``."""
+def _alias_of(entry: LexiconEntry, number: int, language: str) -> str | None:
+    """Return what is spoken, in letters; ``None`` for phonemes that cannot be read. Raises ``InvalidRequest``."""
     spoken = "alias" if entry.alias or not entry.phoneme else "phoneme"
     if entry.alias and entry.phoneme:
         raise InvalidRequest(f"entry {number} has both alias and phoneme", "entries.phoneme")
@@ -133,7 +139,10 @@ def _check_entry(entry: LexiconEntry, number: int) -> bool:
         if not (value.strip() and len(value) <= limit):
             found = f"{field} of entry {number} has {len(value.strip()) and len(value)} characters"
             raise InvalidRequest(f"{found}, 1 to {limit} are allowed", f"entries.{field}")
-    return spoken == "alias"
+    if spoken == "alias":
+        return entry.alias
+    phonemes = read_phonemes(entry.phoneme, entry.alphabet) if is_english(language or "auto") else None
+    return None if phonemes is None else respell(phonemes)
 
 
 def code_of(language: str) -> str:

@@ -46,6 +46,13 @@ def test_json_gives_entries_or_an_object():
     assert (parsed.language, parsed.entries) == ("de", [LexiconEntry(text="A", alias="b")])
 
 
+def test_toml_gives_what_json_gives():
+    data = b'language = "en"\n[[entries]]\ntext = "gif"\nphoneme = "d\xca\x92\xc9\xaaf"\nmatch_case = true\n'
+    entry = LexiconEntry(text="gif", phoneme="dʒɪf", match_case=True)
+    assert parse_lexicon(data) == ParsedLexicon("en", [entry])
+    assert parse_lexicon(b'[entries]\nNGINX = "engine x"').entries == [LexiconEntry(text="NGINX", alias="engine x")]
+
+
 BOMB = '<!DOCTYPE lexicon [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><lexicon>&b;</lexicon>'
 
 
@@ -57,10 +64,11 @@ BOMB = '<!DOCTYPE lexicon [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><lexicon>&b;<
         ("<lexicon><lexeme></lexicon>", "not well-formed XML: mismatched tag"),
         ("<speak/>", "the root of the XML is not lexicon"),
         ("<lexicon>&nope;</lexicon>", "not well-formed XML"),
-        ("not a lexicon", "neither PLS nor JSON"),
+        ("not a lexicon", "neither PLS nor TOML"),
         ('{"entries": 1}', "neither PLS nor JSON"),
         ('{"entries": {}, "more": 1}', "more"),
-        ("[" * 100_000, "neither PLS nor JSON"),
+        ("[" * 100_000, "neither PLS nor TOML"),
+        ('{"entries": ' + "[" * 100_000, "neither PLS nor JSON"),
         ("x" * (MAX_FILE_BYTES + 1), "at most 1048576 bytes, this one has 1048577"),
     ],
 )

@@ -147,6 +147,8 @@ def test_markup_ends_a_phrase_and_replaced_text_keeps_its_place():
         (LexiconEntry(text=" ", alias="x"), "text of entry 1 has 0 characters, 1 to 100 are allowed"),
         (LexiconEntry(text="x" * 101, alias="x"), "text of entry 1 has 101 characters"),
         (LexiconEntry(text="x", alias="x" * (MAX_ALIAS_CHARS + 1)), "alias of entry 1 has 201 characters"),
+        (LexiconEntry(text="x", phoneme="x" * (MAX_ALIAS_CHARS + 1)), "phoneme of entry 1 has 201 characters"),
+        (LexiconEntry(text="x", alias="y", phoneme="x"), "entry 1 has both alias and phoneme"),
     ],
 )
 def test_entry_beyond_a_limit_is_named(entry: LexiconEntry, message: str):
@@ -182,3 +184,10 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def test_phonemes_are_spelled_in_letters_for_english_alone():
+    entries = [LexiconEntry(text="gif", phoneme="dʒɪf"), LexiconEntry(text="snow", phoneme="☃")]
+    lexicon = Lexicon.from_entries(entries, "en-US")
+    assert (lexicon.folded, lexicon.num_entries) == ({"gif": "jif"}, 1)
+    assert Lexicon.from_entries(entries, "de").num_entries == 0
