@@ -8,9 +8,12 @@ from engine.api import SpeechError
 from sessions.config import SpeechSettings
 from sessions.languages import known_language
 from sessions.session_services import SessionServices
-from sessions.text.ssml.parser import MarkupContext
+from sessions.text.ssml.parser import MAX_EMOTION_CHARS, MarkupContext
 from sessions.text.ssml.style import SpeechStyle
 from sessions.validation import resolve_settings
+
+# The instruction of a style, behind those of the response.
+EMOTION = "Tone of voice: {}."
 
 
 class StyleResolver:
@@ -25,13 +28,17 @@ class StyleResolver:
 
     @property
     def context(self) -> MarkupContext:
-        return MarkupContext(self._settings.language, self._find_voice, self._find_language)
+        num_free = self._services.limits.max_instruct_chars - len(self._settings.instruct)
+        takes_emotion = self._services.engine.info.takes_instruct and num_free > len(EMOTION) + MAX_EMOTION_CHARS
+        return MarkupContext(self._settings.language, self._find_voice, self._find_language, takes_emotion)
 
     def settings_for(self, style: SpeechStyle) -> SpeechSettings:
         """Return the settings of a segment; ``speed`` is that of its playback."""
         base = self._settings if style.voice is None else self._by_voice[style.voice]
         language = base.language if style.language is None else style.language
-        return replace(base, language=language, speed=base.speed * style.speed)
+        emotion = EMOTION.format(style.emotion) if style.emotion else ""
+        instruct = f"{base.instruct} {emotion}".strip()
+        return replace(base, language=language, speed=base.speed * style.speed, instruct=instruct)
 
     def _find_voice(self, name: str) -> bool:
         """Reads the file of a stored voice, as the start of a response does."""

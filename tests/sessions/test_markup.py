@@ -220,6 +220,22 @@ async def test_long_silence_waits_for_its_reader(registry: SessionRegistry):
     assert reading.done.audio_ms > 120_000
 
 
+async def test_emotion_becomes_an_instruction(registry: SessionRegistry, engine: RecordingEngine):
+    text = 'Oh. <p><emotion value="Sad"/>No!</p> <emotion value="neutral"/>Well. <emotion value="&#9731;"/>Snow.'
+    reading = await say(registry, text, replace(SSML, instruct="Be brief."))
+    spoken = [(request.text.strip(), request.instruct) for request in engine.requests]
+    assert spoken == [("Oh.", "Be brief."), ("No!", "Be brief. Tone of voice: sad."), ("Well. Snow.", "Be brief.")]
+    codes = [event.code for event in reading.events if isinstance(event, MarkupWarned)]
+    assert codes == ["invalid_attribute"]
+
+
+async def test_emotion_without_room_in_the_instruction_is_told(registry: SessionRegistry, engine: RecordingEngine):
+    long = "x" * LIMITS.session.max_instruct_chars
+    reading = await say(registry, '<emotion value="sad"/>No!', replace(SSML, instruct=long))
+    assert [request.instruct for request in engine.requests] == [long]
+    assert [event.code for event in reading.events if isinstance(event, MarkupWarned)] == ["no_effect"]
+
+
 async def test_voice_and_language_change_within_a_response(registry: SessionRegistry, engine: RecordingEngine):
     text = (
         '<voice name="ada">Hi Ben.</voice> <voice name="ben">Hi Ada. <lang xml:lang="de-DE">Servus.</lang></voice> So.'

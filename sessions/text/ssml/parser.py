@@ -5,10 +5,14 @@ Text is always spoken; markup never is. What is unknown, broken or without effec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from sessions.languages import is_english
+from sessions.text.phonemes.alphabets import DEFAULT_ALPHABET, read_phonemes
+from sessions.text.phonemes.respelling import respell
 from sessions.text.ssml.say_as import INTERPRETATIONS, say_as
 from sessions.text.ssml.style import (
     BREAK_STRENGTHS_MS,
@@ -45,15 +49,22 @@ MAX_WARNINGS = 32
 # Names of voices that one response looks up.
 MAX_VOICE_NAMES = 64
 
+MAX_EMOTION_CHARS = 40
+_EMOTION = re.compile(rf"[a-z][a-z ,'-]{{0,{MAX_EMOTION_CHARS - 1}}}")
+
 # Ends a sentence, as an empty line does.
 PARAGRAPH = "\n\n"
 # Elements whose text is spoken, without another effect.
-_WITHOUT_EFFECT = frozenset(["emphasis", "phoneme", "audio"])
-# Cartesia's forms: style of all text up to the end of the enclosing element.
+_WITHOUT_EFFECT = frozenset(["emphasis", "audio"])
+# Cartesia's forms, as ``emotion`` is: style of all text up to the end of the enclosing element.
 _RATIOS = frozenset(["speed", "volume"])
+# The attribute that gives another form of the text.
+_FORMS = {"say-as": "interpret-as", "sub": "alias", "phoneme": "ph"}
 _SILENT = frozenset(["desc", "metadata"])
 _CONTAINERS = (
-    frozenset(["speak", "p", "s", "say-as", "spell", "sub", "prosody", "lang", "voice"]) | _WITHOUT_EFFECT | _SILENT
+    frozenset(["speak", "p", "s", "say-as", "spell", "sub", "phoneme", "prosody", "lang", "voice"])
+    | _WITHOUT_EFFECT
+    | _SILENT
 )
 _EMPTY = frozenset(["break", "mark", "meta", "lexicon", "emotion"]) | _RATIOS
 
@@ -93,6 +104,8 @@ class MarkupContext:
     has_voice: Callable[[str], bool] = lambda name: False
     # Returns the checkpoint's word for a language, if it has one.
     find_language: Callable[[str], str | None] = lambda name: None
+    # Whether the checkpoint follows ``SpeechStyle.emotion``.
+    takes_emotion: bool = False
 
 
 @dataclass(slots=True)
@@ -117,12 +130,27 @@ class _Rewriting:
     interpret_as: str = ""
 
 
+class TagTokenizer(Protocol):
+    """Cuts raw text into tokens. They do not depend on the cut of the text."""
+
+    @property
+    def num_chars_held(self) -> int: ...
+
+    def push(self, text: str) -> Iterator[Token]: ...
+
+    def flush(self) -> Iterator[Token]:
+        """Return what is held as far as it is text."""
+        ...
+
+    def finish(self) -> Iterator[Token]: ...
+
+
 class SsmlParser:
     """``push`` and ``finish`` return items in the order of the raw text."""
 
-    def __init__(self, context: MarkupContext | None = None) -> None:
+    def __init__(self, context: MarkupContext | None = None, tokenizer: TagTokenizer | None = None) -> None:
         self._context = context or MarkupContext()
-        self._tokenizer = MarkupTokenizer()
+        self._tokenizer = tokenizer or MarkupTokenizer()
         self._elements: list[_Element] = []
         self._num_unopened = 0
         self._style = PLAIN_STYLE
@@ -167,7 +195,8 @@ class SsmlParser:
             yield HiddenToken(token.raw_start, token.raw_end)
             return
         if held is None:
-            yield token
+            if token.text:
+                yield token
             return
         held.raw_start = token.raw_start if held.raw_start == held.raw_end else held.raw_start
         held.raw_end = token.raw_end
@@ -210,7 +239,7 @@ class SsmlParser:
         self._elements.append(_Element(tag.name, self._style))
         if tag.name in _WITHOUT_EFFECT:
             yield from self._warn(WarningCode.NO_EFFECT, tag.name, tag.raw_start)
-        elif tag.name in ("say-as", "spell", "sub"):
+        elif tag.name == "spell" or tag.name in _FORMS:
             yield from self._begin_rewriting(tag)
         elif tag.name in ("p", "s"):
             yield TextToken(PARAGRAPH, tag.raw_start, tag.raw_start)
@@ -242,6 +271,8 @@ class SsmlParser:
                 yield from self._mark(tag)
             case "speed" | "volume":
                 yield from self._ratio(tag)
+            case "emotion" if self._context.takes_emotion:
+                yield from self._emotion(tag)
             case "lexicon" | "emotion":
                 yield from self._warn(WarningCode.NO_EFFECT, tag.name, tag.raw_start)
 
@@ -280,16 +311,36 @@ class SsmlParser:
             style = replace(self._style, speed=nearest) if is_speed else replace(self._style, gain=nearest)
             yield from self._set_style(style)
 
+    def _emotion(self, tag: TagToken) -> Iterator[MarkupItem]:
+        emotion = " ".join(tag.attributes.get("value", "").lower().split())
+        if _EMOTION.fullmatch(emotion):
+            yield from self._set_style(replace(self._style, emotion="" if emotion == "neutral" else emotion))
+        else:
+            yield from self._warn(WarningCode.INVALID_ATTRIBUTE, tag.name, tag.raw_start)
+
     def _begin_rewriting(self, tag: TagToken) -> Iterator[MarkupItem]:
-        alias = tag.attributes.get("alias") if tag.name == "sub" else None
-        interpret_as = "characters" if tag.name == "spell" else tag.attributes.get("interpret-as")
-        given = alias if tag.name == "sub" else interpret_as
+        given = tag.attributes.get(_FORMS.get(tag.name, ""), "characters" if tag.name == "spell" else None)
+        alias = interpret_as = None
+        if given is not None and tag.name == "phoneme":
+            alias = self._respell(given, tag.attributes.get("alphabet", DEFAULT_ALPHABET))
+        elif given is not None and tag.name == "sub":
+            alias = given
+        elif given is not None and given.strip().lower() in INTERPRETATIONS:
+            interpret_as = given
         if given is None:
             yield from self._warn(WarningCode.INVALID_ATTRIBUTE, tag.name, tag.raw_start)
-        elif tag.name == "say-as" and given.strip().lower() not in INTERPRETATIONS:
+        elif alias is None and interpret_as is None:
             yield from self._warn(WarningCode.NOT_READABLE, tag.name, tag.raw_start)
         else:
             self._rewriting = _Rewriting(tag, tag.raw_end, tag.raw_end, alias=alias, interpret_as=interpret_as or "")
+
+    def _respell(self, written: str, alphabet: str) -> str | None:
+        phonemes = read_phonemes(written, alphabet) if self._is_english else None
+        return None if phonemes is None else respell(phonemes)
+
+    @property
+    def _is_english(self) -> bool:
+        return is_english(self._style.language or self._context.language)
 
     def _end_rewriting(self) -> Iterator[MarkupItem]:
         held = self._rewriting
@@ -297,9 +348,8 @@ class SsmlParser:
             return
         spoken = held.alias
         if spoken is None:
-            language = self._style.language or self._context.language
             layout = held.element.attributes.get("format", "")
-            spoken = say_as(held.text, held.interpret_as, layout, is_english(language))
+            spoken = say_as(held.text, held.interpret_as, layout, self._is_english)
         if spoken is None:
             if held.text.strip():
                 yield from self._warn(WarningCode.NOT_READABLE, held.element.name, held.element.raw_start)

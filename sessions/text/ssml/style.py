@@ -35,6 +35,8 @@ class SpeechStyle:
     speed: float = 1.0
     # Factor of the amplitude.
     gain: float = 1.0
+    # An emotion or a manner of speaking, for models that take instructions.
+    emotion: str = ""
 
 
 PLAIN_STYLE = SpeechStyle()

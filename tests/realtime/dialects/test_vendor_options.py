@@ -227,6 +227,7 @@ async def test_cartesia_reads_its_tags(live: LiveServer) -> None:
         async with asyncio.timeout(WAIT_S):
             while not messages or not client.is_end(messages[-1], "t1"):
                 messages.append(json.loads(await socket.recv()))
-    code, rest = (request.text for request in live.engine.requests)
-    assert (code, rest[:4]) == ("Your code is A one.", "I <3")
+    code, middle, rest = live.engine.requests
+    assert (code.text, middle.text.strip(), rest.text[:2]) == ("Your code is A one.", "I", "<3")
+    assert [code.instruct, middle.instruct, rest.instruct] == ["", "", "Tone of voice: sad."]
     assert not any(client.is_error(message) for message in messages)
