@@ -15,6 +15,7 @@ from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED
 from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.errors import UnsupportedFormat
 from sessions.languages import known_language
+from sessions.text.ssml.inline import InlineForm
 
 # HTTP: what was left out or replaced in a request that is served.
 WARNING_HEADER = "X-Voicewire-Warning"
@@ -45,6 +46,7 @@ class OptionResolver:
             instruct=instruct or self.base.instruct,
             format=audio_format(options.format),
             word_times=options.word_times,
+            inline_forms=tuple(map(InlineForm, options.inline_forms)),
             lexicon_names=options.lexicons or self.base.lexicon_names,
             markup=Markup.SSML if options.ssml else self.base.markup,
             lead_ms=None if options.burst else self.base.lead_ms if options.lead_ms is None else options.lead_ms,

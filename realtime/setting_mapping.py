@@ -55,7 +55,7 @@ def speech_settings(given: ev.NativeSpeechSettings, base: SpeechSettings, defaul
 
 def can_replay(speech: SpeechSettings) -> bool:
     """Return whether a client's text and checkpoints are all that a response consists of."""
-    return speech.markup is Markup.NONE and not speech.lexicon_names
+    return not speech.reads_markup and not speech.lexicon_names
 
 
 def with_seed(speech: SpeechSettings) -> SpeechSettings:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from engine.api import ClonedVoice, ResumePoint, SamplingParams, SpeechRequest, TextLayout
 from sessions.text.lexicons.lexicon import Lexicon
+from sessions.text.ssml.inline import InlineForm
 
 
 class Encoding(StrEnum):
@@ -70,6 +71,8 @@ class SpeechSettings:
     normalize_text: bool | None = None
     # Whether tags in the text control speech (docs/reference/ssml.md).
     markup: Markup = Markup.NONE
+    # A vendor's own forms of pauses and phonemes, which are read where ``markup`` is ``NONE``.
+    inline_forms: tuple[InlineForm, ...] = ()
     # Words that are spoken in another form (docs/reference/lexicons.md); where two match, the longer one, else the
     # first.
     lexicons: tuple[Lexicon, ...] = ()
@@ -99,6 +102,10 @@ class SpeechSettings:
     # Codec frames of a segment's chunks, one after the other; empty leaves it to the engine.
     chunk_frames: tuple[int, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    @property
+    def reads_markup(self) -> bool:
+        return self.markup is not Markup.NONE or bool(self.inline_forms)
 
     def create_request(
         self,

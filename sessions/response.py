@@ -58,6 +58,7 @@ from sessions.styles import StyleResolver
 from sessions.text.dead_air import DeadAirRule
 from sessions.text.lexicons.reader import LexiconReader, MarkupParser, PlainParser
 from sessions.text.segmenter import SegmenterSettings
+from sessions.text.ssml.inline import InlineTokenizer
 from sessions.text.ssml.parser import BreakItem, MarkItem, SsmlParser
 from sessions.text_budget import TextQueue
 from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
@@ -116,7 +117,7 @@ class Response:
         a ``replay`` makes again what its client knows, and emits what follows."""
         info, limits = services.engine.info, services.limits
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
-        styles = None if settings.markup is Markup.NONE else StyleResolver(settings, key, services)
+        styles = StyleResolver(settings, key, services) if settings.reads_markup else None
         needs_alignment = settings.reports_heard_text or settings.word_times or styles is not None
         make_aligner = services.make_aligner if needs_alignment else UniformAligner
         self.response_id = response_id
@@ -810,7 +811,9 @@ class Response:
 
 def create_parser(settings: SpeechSettings, styles: StyleResolver | None) -> MarkupParser | None:
     """Return what reads the text before it is normalized; ``None`` if nothing is to be read."""
-    parser: MarkupParser | None = None if styles is None else SsmlParser(styles.context)
+    is_ssml = settings.markup is Markup.SSML
+    tokenizer = None if is_ssml or not settings.inline_forms else InlineTokenizer(settings.inline_forms)
+    parser: MarkupParser | None = None if styles is None else SsmlParser(styles.context, tokenizer)
     if not settings.lexicons:
         return parser
     return LexiconReader(parser or PlainParser(), settings.lexicons, settings.language)

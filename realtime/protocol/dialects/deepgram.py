@@ -52,7 +52,8 @@ CONTAINERS = ("none", "wav", "ogg")
 def parse_options(query: Mapping[str, str], format: model.RequestedFormat) -> model.SpeechOptions:
     """Parse the query; raises ``RemoteProtocolError``."""
     voice, language = voice_and_language(query.get("model", ""))
-    return model.SpeechOptions(voice=voice, language=language, format=format, speed=_speed(query.get("speed")))
+    speed = _speed(query.get("speed"))
+    return model.SpeechOptions(voice=voice, language=language, format=format, speed=speed, inline_forms=("deepgram",))
 
 
 def voice_and_language(name: str) -> tuple[str | None, str | None]:

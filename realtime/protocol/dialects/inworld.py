@@ -63,6 +63,7 @@ class InworldCreate(Struct, rename="camel"):
             format=model.RequestedFormat(encoding, rate, bitrate if encoding in ("mp3", "ogg_opus") else None),
             speed=audio.speaking_rate or 1.0,
             word_times=self.timestamp_type in ("WORD", "CHARACTER"),
+            ssml=True,
         )
 
 

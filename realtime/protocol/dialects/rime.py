@@ -20,6 +20,7 @@ from realtime.protocol.dialects.parsing import (
     dump,
     encode_base64,
     integer,
+    is_true,
     parse_json,
     require_context_id,
     text_only,
@@ -37,6 +38,8 @@ FORMATS = {
     "ulaw": ("mulaw", 8_000),
     "alaw": ("alaw", 8_000),
 }
+# Parameters of the address that switch them on.
+INLINE_FORMS = {"pauseBetweenBrackets": "rime_pause", "phonemizeBetweenBrackets": "rime_phonemes"}
 
 
 class RimeMessage(Struct, rename={"context_id": "contextId"}):
@@ -74,6 +77,7 @@ class RimeWs3Dialect(Dialect):
             language=query.get("lang", "")[:2] or None,
             format=model.RequestedFormat(encoding, integer(query, "samplingRate") or rate),
             word_times=True,
+            inline_forms=tuple(form for name, form in INLINE_FORMS.items() if is_true(query.get(name))),
         )
         self._contexts: dict[str, RimeGeneration] = {}
         self._num_lines = 0

@@ -1,0 +1,83 @@
+"""Vendors' inline forms: pauses and phonemes out of them, all else is text, and no cut changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sessions.text.ssml.inline import MAX_FORM_CHARS, InlineForm, InlineTokenizer
+from sessions.text.ssml.parser import BreakItem, MarkupContext, MarkupItem, SsmlParser
+from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken, WarningCode
+
+RIME = (InlineForm.RIME_PAUSE, InlineForm.RIME_PHONEMES)
+DEEPGRAM = (InlineForm.DEEPGRAM,)
+TOMATO = '\\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\\}'
+
+
+def parse(forms: tuple[InlineForm, ...], pieces: Iterable[str]) -> list[MarkupItem]:
+    parser = SsmlParser(MarkupContext("en"), InlineTokenizer(forms))
+    items = [item for piece in pieces for item in parser.push(piece)]
+    return [*items, *parser.finish()]
+
+
+def spoken(items: Iterable[MarkupItem]) -> str:
+    """The text, with the length of each pause."""
+    return "".join(
+        item.text if isinstance(item, TextToken) else f"|{item.duration_ms:g}|" if isinstance(item, BreakItem) else ""
+        for item in items
+    )
+
+
+@pytest.mark.parametrize(
+    ("forms", "text", "expected"),
+    [
+        (RIME, "Wait. <500> Now <3 a < b.", "Wait. |500| Now <3 a < b."),
+        (RIME, "A {k1Ast0xm} word, {not one}.", "A kuh-stum word, {not one}."),
+        (RIME[:1], "A {k1Ast0xm} word.", "A {k1Ast0xm} word."),
+        (RIME[1:], "A <500>.", "A <500>."),
+        (RIME, "A {!!!} word", "A  word"),
+        (DEEPGRAM, "One \\{pause:1s\\} two \\{pause: 500ms\\}.", "One |1000| two |500|."),
+        (DEEPGRAM, f"A {TOMATO}.", "A tuh-may-toh."),
+        (DEEPGRAM, '\\{"word": "cat", "pronounce": "☃"\\}', "cat"),
+        (DEEPGRAM, "\\{1, 2\\} and \\n \\{", "\\{1, 2\\} and \\n \\{"),
+        (DEEPGRAM, '\\{"word": "", "pronounce": "x"\\}', '\\{"word": "", "pronounce": "x"\\}'),
+        (DEEPGRAM, "\\{" + "x" * MAX_FORM_CHARS, "\\{" + "x" * MAX_FORM_CHARS),
+    ],
+)
+def test_forms_are_read_and_the_rest_is_text(forms: tuple[InlineForm, ...], text: str, expected: str):
+    assert spoken(parse(forms, [text])) == expected
+    assert spoken(parse(forms, text)) == expected
+
+
+def test_phonemes_that_cannot_be_read_are_told():
+    warnings = [item for item in parse(RIME, ["{!!!}"]) if isinstance(item, MarkupWarning)]
+    assert [(item.code, item.element) for item in warnings] == [(WarningCode.NOT_READABLE, "phoneme")]
+
+
+def test_raw_characters_of_a_word_are_its_own():
+    items = parse(DEEPGRAM, [f"A {TOMATO}."])
+    [word] = [item for item in items if isinstance(item, TextToken) and item.text == "tuh-may-toh"]
+    assert f"A {TOMATO}."[word.raw_start : word.raw_end] == "tomato"
+    [word] = [item for item in parse(RIME, ["{k1Ast0xm}"]) if isinstance(item, TextToken)]
+    assert (word.raw_start, word.raw_end) == (0, 10)
+
+
+PIECES = ["<500>", "<", ">", "5", "{k1At}", "{", "}", "\\{pause:1s\\}", "\\", TOMATO, "a ", "é", '"']
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.randoms(use_true_random=False))
+def test_cuts_change_nothing(text: str, random: Random):
+    forms = (*RIME, *DEEPGRAM)
+    places = sorted(random.sample(range(len(text) + 1), min(3, len(text))))
+    pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    whole, cut = parse(forms, [text]), parse(forms, pieces)
+    assert spoken(cut) == spoken(whole)
+    assert _hidden(cut) == _hidden(whole)
+
+
+def _hidden(items: Iterable[MarkupItem]) -> set[int]:
+    return {place for item in items if isinstance(item, HiddenToken) for place in range(item.raw_start, item.raw_end)}
