@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.realtime.server_process import server
-from tests.web_client.conftest import OVER, QUICK, READY, http, speech_token, until
+from tests.web_client.conftest import OVER, QUICK, READY, speech_token, until
 
 KEY = "a-key-of-enough-characters"
 SPOKEN = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "repetition_window", "min_new_tokens")
@@ -20,15 +19,13 @@ SHOWN = "document.querySelector('#sampling').childElementCount > 0"
 
 
 @pytest.fixture
-def lexicon_server(folder: Path, tmp_path: Path) -> Iterator[str]:
-    flags = {"auth__api_keys": f"me:{KEY}", "voices__folder": str(tmp_path)}
-    with server(QUICK, listen__page=str(folder), **flags) as running:
-        url = http(running)
-        for name in ("cities", "products", "names", "units", "spare"):
-            entries = json.dumps({"entries": {"NGINX": "engine x"}}).encode()
-            order = urllib.request.Request(f"{url}/v1/lexicons/{name}", entries, {"X-API-Key": KEY}, method="PUT")
-            urllib.request.urlopen(order).close()
-        yield url
+def lexicon_server(serve: Callable, tmp_path: Path) -> str:
+    url = serve(QUICK, auth__api_keys=f"me:{KEY}", voices__folder=str(tmp_path))
+    for name in ("cities", "products", "names", "units", "spare"):
+        entries = json.dumps({"entries": {"NGINX": "engine x"}}).encode()
+        order = urllib.request.Request(f"{url}/v1/lexicons/{name}", entries, {"X-API-Key": KEY}, method="PUT")
+        urllib.request.urlopen(order).close()
+    return url
 
 
 def spoken_settings(page: Any, text: str = "Hello there.") -> dict[str, Any]:
@@ -84,6 +81,7 @@ def test_model_without_instructions_has_no_field_for_them(open_page: Callable, s
     assert (top_k.get_attribute("min"), top_k.get_attribute("max")) == ("1", "50")
 
 
+@pytest.mark.slow
 def test_voice_design_asks_for_a_description(open_page: Callable, serve: Callable) -> None:
     page = open_page(serve(QUICK | {"info": {"task": "voice_design", "voices": []}}))
     until(page, SHOWN)
@@ -92,6 +90,7 @@ def test_voice_design_asks_for_a_description(open_page: Callable, serve: Callabl
     assert (sent["instruct"], "voice" in sent) == ("A calm old man.", False)
 
 
+@pytest.mark.slow
 def test_value_out_of_range_opens_its_folded_field(open_page: Callable, serve: Callable) -> None:
     page = open_page(serve(QUICK))
     until(page, SHOWN)

@@ -5,8 +5,9 @@ import { SpeechApi } from "../http_api.js";
 import { VoicewireSession } from "../session.js";
 import { openAccess } from "./api_key.js";
 import { setOptions, setVoices, openComposer, readForm, wantedDecoder } from "./compose_form.js";
-import { getById, createElement, select } from "./dom.js";
+import { getById, select } from "./dom.js";
 import { EventLog } from "./event_log.js";
+import { saveFile } from "./files.js";
 import { listenForKeys } from "./shortcuts.js";
 import { Meters } from "./meters.js";
 import { showLexicons, showModelFields } from "./model_fields.js";
@@ -15,6 +16,7 @@ import { ReplyCard } from "./reply_card.js";
 import { checkSound, showAudioPath, watchStatus } from "./status.js";
 import { openTheme } from "./theme.js";
 import { streamTokens } from "./token_stream.js";
+import { openViews } from "./views.js";
 
 const MAX_CARDS = 20;
 const PICTURE_EVERY_MS = 40;
@@ -97,9 +99,7 @@ function renderFrame(now_ms) {
 async function save(response, number) {
   const pcm = await session.record(response);
   const file = new Blob([wavFile(pcm, response.voice.player.context.sampleRate)], { type: "audio/wav" });
-  const link = createElement("a", { href: URL.createObjectURL(file), download: `voicewire-reply-${number}.wav` });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  saveFile(file, `voicewire-reply-${number}.wav`);
 }
 
 async function interrupt() {
@@ -129,6 +129,18 @@ async function showAbilities() {
     return;
   }
   showNotice("abilities", null);
+}
+
+/** Load a view when it is shown first. */
+function openOtherViews() {
+  /** @type {Promise<() => Promise<void>> | undefined} */
+  let voices;
+  const refresh = async () => {
+    voices ??= import("./voices/voices_view.js").then((view) => view.openVoices({ session, api, onVoices: setVoices }));
+    await (await voices)();
+  };
+  const isShown = openViews((name) => session.state === "open" && name === "voices" && refresh());
+  session.on("ready", () => isShown("voices") && refresh());
 }
 
 /** Open the audio device at the first touch of the page, so that it is ready at the first click. */
@@ -164,6 +176,7 @@ function start() {
   listenForKeys(() => session.active.length > 0, interrupt);
   watchStatus(session);
   prepareOnGesture();
+  openOtherViews();
   meters.show([]);
   session.connect().catch(() => {}); // the status tells
 }
