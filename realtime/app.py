@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from engine.api import SpeechEngine, SpeechError
@@ -31,6 +32,7 @@ from realtime.transports.http_routes import INFORMATION_ROUTES, error_handler, p
 from realtime.transports.lexicon_routes import LEXICON_ROUTES
 from realtime.transports.listener import DrainingServer, UvicornConfig
 from realtime.transports.listening_sockets import Ports, open_listeners
+from realtime.transports.quota_headers import QuotaHeaders
 from realtime.transports.speech_batch_routes import speech_batch
 from realtime.transports.speech_routes import SpeechEndpoint
 from realtime.transports.telephony_routes import default_call_owner, telephony_routes
@@ -41,6 +43,7 @@ from realtime.transports.wyoming_server import WyomingServer
 from realtime.transports.xiaozhi_mqtt_server import XiaozhiMqttServer
 from realtime.transports.xiaozhi_routes import XiaozhiService, device_routes
 from sessions.admission import LocalUsageCounters, UsageCounters
+from sessions.quotas import QuotaCounters, WindowedCounts
 
 
 def create_app(
@@ -62,7 +65,9 @@ def create_app(
     if engine is None:
         engine = make_server_engine(config)
     keys = load_authenticator(config.auth)
-    counters, voices, cluster = join_cluster(config, keys, tally or LocalUsageCounters())
+    if tally is None:
+        tally = QuotaCounters(LocalUsageCounters(), WindowedCounts.in_memory(keys.quota_names))
+    counters, voices, cluster = join_cluster(config, keys, tally)
     server = SpeechServer(config, engine, keys, counters, gateway, voices)
     switchboard = CallRegistry(config.calls.max_queued_events)
     session_relay = SessionRelay(server, switchboard, None if exchange is None else exchange.parent)
@@ -88,6 +93,7 @@ def create_app(
 
     app = Starlette(
         routes=_routes(server, switchboard, devices),
+        middleware=[Middleware(QuotaHeaders, server)] if keys.quota_names else [],
         exception_handlers={
             SpeechError: error_handler,
             404: error_handler,

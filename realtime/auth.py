@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,6 +25,7 @@ from starlette.requests import HTTPConnection
 from realtime.browser_tokens import TokenScope, issue, load_token_secret, parse, signing_key
 from realtime.config import AuthSettings, ConfigError
 from realtime.errors import RequestRefused
+from sessions.quotas import NO_QUOTAS, KeyQuotas, quota_counter
 
 MIN_KEY_CHARS = 16
 # Browsers cannot set headers on a WebSocket: they offer ``voicewire.v1, voicewire.key.THE_KEY``.
@@ -50,6 +51,8 @@ NO_KEYS = "this server has no API keys, so it answers its own machine only"
 UNKNOWN_KEY = "an API key is needed, and this one is not known"
 
 Limit = Annotated[int, Meta(ge=0)]
+# The largest fits a counter of 64 bits in milliseconds.
+Quota = Annotated[int, Meta(ge=1, le=10**12)]
 
 
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +63,20 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sha256: str | None = None
     max_connections: Limit | None = None
     max_active_responses: Limit | None = None
+    max_chars_per_minute: Quota | None = None
+    max_chars_per_day: Quota | None = None
+    max_audio_s_per_minute: Quota | None = None
+    max_audio_s_per_day: Quota | None = None
+    priority: Literal["live", "bulk"] = "live"
+
+    @property
+    def quotas(self) -> KeyQuotas:
+        return KeyQuotas(
+            max_chars_per_minute=self.max_chars_per_minute,
+            max_chars_per_day=self.max_chars_per_day,
+            max_audio_s_per_minute=self.max_audio_s_per_minute,
+            max_audio_s_per_day=self.max_audio_s_per_day,
+        )
 
 
 class KeysFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +93,9 @@ class Principal:
     max_active_responses: int | None = None
     # Scopes of the token; ``None`` for the key itself.
     scopes: frozenset[TokenScope] | None = None
+    quotas: KeyQuotas = NO_QUOTAS
+    # Responses of the key have no deadline in the engine.
+    is_bulk: bool = False
 
     @property
     def is_authenticated(self) -> bool:
@@ -91,6 +111,8 @@ class Principal:
 
 
 LOCAL = Principal("local")
+# Key of a request's scope under which its caller is.
+PRINCIPAL = "voicewire.principal"
 
 
 class Authenticator:
@@ -121,6 +143,12 @@ class Authenticator:
     @property
     def key_names(self) -> list[str]:
         return [caller.name for caller in self.principals]
+
+    @property
+    def quota_names(self) -> list[tuple[str, int]]:
+        """Return the counters of all quotas, each with the seconds of its window."""
+        given = ((caller.name, rule) for caller in self.principals for rule, _ in caller.quotas.given())
+        return [(quota_counter(rule, name), rule.window_s) for name, rule in given]
 
     def derive_secret(self, purpose: bytes) -> bytes:
         """Return a secret for another purpose than tokens of browsers; the same in every process with the same one."""
@@ -155,7 +183,9 @@ class Authenticator:
         found = [caller for key in keys if (caller := self._find(key)) is not None]
         if not found:
             raise RequestRefused("unauthorized", UNKNOWN_KEY)
-        return next((caller for caller in found if caller.has_scope(scope)), None) or _require_scope(found[0], scope)
+        caller = next((caller for caller in found if caller.has_scope(scope)), None) or _require_scope(found[0], scope)
+        request.scope[PRINCIPAL] = caller
+        return caller
 
     def principal_by_name(self, name: str | None) -> Principal | None:
         """Whose key has this name; of the first key without a name, of this machine without keys."""
@@ -215,7 +245,16 @@ def _from_file(path: str | None) -> Iterator[tuple[bytes, Principal]]:
     except (OSError, UnicodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"auth.keys_file {path}: {error}") from None
     for entry in content.keys:
-        yield _entry_digest(entry), Principal(entry.name, entry.max_connections, entry.max_active_responses)
+        yield (
+            _entry_digest(entry),
+            Principal(
+                entry.name,
+                entry.max_connections,
+                entry.max_active_responses,
+                quotas=entry.quotas,
+                is_bulk=entry.priority == "bulk",
+            ),
+        )
 
 
 def _from_text(text: str | None) -> Iterator[tuple[bytes, Principal]]:

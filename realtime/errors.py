@@ -114,6 +114,7 @@ RULES: dict[str, ErrorRule] = {
     "request_too_long": ErrorRule(Q, 413, None, "more text than one response may have"),
     "limit_exceeded": ErrorRule(K, 429, None, "a named limit was passed; try again if `retryable` (else 400)"),
     "overloaded": ErrorRule(K, 429, None, "no capacity now; try again after `retry_after_ms`"),
+    "quota_exceeded": ErrorRule(K, 429, None, "a quota of the key is used up; it resets after `retry_after_ms`"),
     "too_many_connections": ErrorRule(K, 429, None, "`max_connections` is reached"),
     "draining": ErrorRule(K, 503, CloseCode.SERVICE_RESTART, "the server is about to stop; connect again"),
     "engine_timeout": ErrorRule(S, 504, None, "the engine made no sound for `engine_timeout_s`"),
@@ -134,7 +135,11 @@ def rule_for(code: str) -> ErrorRule:
 
 def http_status(info: ErrorInfo) -> int:
     """A limit that no waiting lifts is the request's fault."""
-    return 400 if info.code == "limit_exceeded" and not info.retryable else rule_for(info.code).http_status
+    return (
+        400
+        if info.code in ("limit_exceeded", "quota_exceeded") and not info.retryable
+        else rule_for(info.code).http_status
+    )
 
 
 def refusal_headers(info: ErrorInfo) -> dict[str, str]:

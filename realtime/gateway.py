@@ -19,7 +19,7 @@ from realtime.logs import configure_logs
 
 async def run_gateway(plan: GatewayPlan) -> None:
     engine = connect_engine(plan.engines, plan.config.engine)
-    app = create_app(plan.config, engine, plan.open_tally(), Path(plan.exchange), plan.column)
+    app = create_app(plan.config, engine, plan.open_counters(), Path(plan.exchange), plan.column)
     await serve(plan.config, app, on_ready=lambda _: print("ready", flush=True), share_port=True)
 
 

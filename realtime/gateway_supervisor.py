@@ -26,6 +26,7 @@ from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.signals import STOP_SIGNALS, run_until_signal
 from realtime.transports.listening_sockets import Ports, open_listeners
 from sessions.admission import LocalUsageCounters, counter_names
+from sessions.quotas import QuotaCounters, WindowedCounts
 
 CELL_BYTES = 4
 
@@ -65,7 +66,7 @@ class SharedUsageCounters:
         start = row * self._num_columns
         return sum(self._cells[start : start + self._num_columns])
 
-    def places(self, name: str, limit: int) -> int:
+    def places(self, name: str, limit: int, needed: int = 1) -> int:
         return limit
 
     def clear(self) -> None:
@@ -100,6 +101,9 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
     tally: str
     # The names in it.
     counted: tuple[str, ...]
+    # File of the counts of quotas, and their names and windows.
+    quotas: str = ""
+    quota_names: tuple[tuple[str, int], ...] = ()
     # Address by which gateways learn of each other's calls.
     exchange: str
     # Column of this gateway.
@@ -107,6 +111,12 @@ class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def open_tally(self) -> SharedUsageCounters:
         return SharedUsageCounters(Path(self.tally), self.counted, self.column)
+
+    def open_counters(self) -> QuotaCounters:
+        """Open the tally and the counts of quotas. A gateway that is restarted finds its former counts of quotas."""
+        return QuotaCounters(
+            self.open_tally(), WindowedCounts.in_file(Path(self.quotas), self.quota_names, self.column)
+        )
 
 
 class GatewaySupervisor:
@@ -212,7 +222,8 @@ async def serve_with_gateways(
     reserved = open_listeners(config.listen, share_port=True)
     ports = reserved.ports
     listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)
-    counted = counter_names(load_authenticator(config.auth).key_names)
+    keys = load_authenticator(config.auth)
+    counted = counter_names(keys.key_names)
     run_directory = RunDirectory()
     try:
         if engine is not None and not await run_until_signal(engine.start()):
@@ -221,11 +232,15 @@ async def serve_with_gateways(
         folder = run_directory.path
         tally = folder / "tally"
         SharedUsageCounters.make_file(tally, counted, config.listen.gateways)
+        quotas = folder / "quotas"
+        WindowedCounts.make_file(quotas, keys.quota_names, config.listen.gateways)
         plan = GatewayPlan(
             config=msgspec.structs.replace(config, listen=listen, auth=share_token_secret(config.auth)),
             engines=addresses,
             tally=str(tally),
             counted=tuple(counted),
+            quotas=str(quotas),
+            quota_names=tuple(keys.quota_names),
             exchange=str(folder / "exchange"),
         )
         async with GatewayHub().open(Path(plan.exchange)):

@@ -25,6 +25,7 @@ from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.lexicon_store import LEXICON_FOLDER, LexiconStore
+from sessions.quotas import KeyMeter
 from sessions.registry import SessionRegistry
 from sessions.session import Session
 from sessions.voices.store import VoiceStore
@@ -160,7 +161,9 @@ class SpeechServer:
         # Keys share the engine's burst capacity; without keys sessions do.
         group = caller.name if self.gatekeeper.has_keys else ""
         is_resumable = is_resumable and self.config.limits.resume_grace_s > 0
-        return self.registry.create(caller.name, self.settings, caller.max_active_responses, group, is_resumable)
+        return self.registry.create(
+            caller.name, self.settings, caller.max_active_responses, group, is_resumable, caller.quotas, caller.is_bulk
+        )
 
     def check_not_draining(self) -> None:
         """Check that the server accepts work; raises ``RequestRefused`` while it drains."""
@@ -183,8 +186,13 @@ class SpeechServer:
             raise RequestRefused("overloaded", "every place to speak is taken", retry_after_ms=limits.retry_after_ms)
 
     def check_response_limits(self, caller: Principal) -> None:
-        """Check that the key may begin one more response; raises ``LimitExceeded``."""
+        """Check that the key may begin one more response; raises ``LimitExceeded`` or ``QuotaExceeded``."""
         self.registry.check_capacity(caller.name, caller.max_active_responses)
+        self.meter_for(caller).check()
+
+    def meter_for(self, caller: Principal) -> KeyMeter:
+        """Return what counts the use of the key."""
+        return self.registry.create_meter(caller.name, caller.quotas)
 
     @contextmanager
     def track_connection(

@@ -41,8 +41,8 @@ class UsageCounters(Protocol):
         """Here, and wherever else the same limits hold."""
         ...
 
-    def places(self, name: str, limit: int) -> int:
-        """Return how many of a limit's places may be filled where ``total`` counts."""
+    def places(self, name: str, limit: int, needed: int = 1) -> int:
+        """Return how many of a limit's places may be filled where ``total`` counts; ``needed`` are wanted now."""
         ...
 
 
@@ -62,7 +62,7 @@ class LocalUsageCounters:
     def total(self, name: str) -> int:
         return self._counts[name]
 
-    def places(self, name: str, limit: int) -> int:
+    def places(self, name: str, limit: int, needed: int = 1) -> int:
         return limit
 
 

@@ -116,9 +116,10 @@ class SpeechSettings:
         group: str,
         min_lead_ms: int,
         resume: ResumePoint | None = None,
+        is_burst: bool = False,
     ) -> SpeechRequest:
         """The engine's request for segment number ``segment``. The engine's lead is the listener's, at least
-        ``min_lead_ms``."""
+        ``min_lead_ms``; a burst request has none."""
         return SpeechRequest(
             request_id=request_id,
             voice=self.clone or self.voice,
@@ -131,7 +132,7 @@ class SpeechSettings:
             sampling=self.sampling,
             max_frames=self.max_frames,
             chunk_frames=self.chunk_frames,
-            lead_ms=None if self.lead_ms is None else max(int(self.lead_ms * self.speed), min_lead_ms),
+            lead_ms=None if is_burst or self.lead_ms is None else max(int(self.lead_ms * self.speed), min_lead_ms),
             group=group,
             resume=resume,
         )

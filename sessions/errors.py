@@ -23,6 +23,12 @@ class LimitExceeded(SessionError):
     code = "limit_exceeded"
 
 
+class QuotaExceeded(SessionError):
+    """A quota of the key is used up; the message holds its name, its value and the time until it resets."""
+
+    code = "quota_exceeded"
+
+
 class TextInputClosed(SessionError):
     """Text or a flush after the end of the text, or after the end of the response."""
 

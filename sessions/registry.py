@@ -24,6 +24,7 @@ from sessions.encoders import EncoderPool
 from sessions.errors import LimitExceeded
 from sessions.lexicon_store import LexiconStore
 from sessions.metrics import Metrics, NoMetrics
+from sessions.quotas import NO_QUOTAS, KeyMeter, KeyQuotas
 from sessions.session import Session
 from sessions.session_services import SessionServices
 from sessions.validation import resolve_settings
@@ -90,10 +91,13 @@ class SessionRegistry:
         max_active_responses: int | None = None,
         group: str = "",
         is_resumable: bool = False,
+        quotas: KeyQuotas = NO_QUOTAS,
+        is_bulk: bool = False,
     ) -> Session:
         """A session of the client that holds ``key``, for which ``max_active_responses`` takes the place of the limit
         per key. Sessions of one ``group`` share what the engine has for burst; without one each stands for itself.
-        Raises ``LimitExceeded`` with ``retry_after_ms``, or what ``Session.update`` raises."""
+        Responses of a bulk session have no deadline in the engine. Raises ``LimitExceeded`` with ``retry_after_ms``,
+        or what ``Session.update`` raises."""
         if self._tally.total(SESSIONS) >= self.limits.max_sessions:
             limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
             raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
@@ -109,6 +113,8 @@ class SessionRegistry:
             max_active_responses,
             group,
             is_resumable,
+            None if quotas == NO_QUOTAS else self.create_meter(key, quotas),
+            is_bulk,
         )
         self._sessions[session.session_id] = session
         self._tally.add(SESSIONS, 1)
@@ -117,6 +123,10 @@ class SessionRegistry:
     def check_capacity(self, key: str, max_active_responses: int | None = None) -> None:
         """Raise ``LimitExceeded`` if ``key`` has no capacity for another response now."""
         self._admission.check(key, max_active_responses)
+
+    def create_meter(self, key: str, quotas: KeyQuotas) -> KeyMeter:
+        """Return what checks and counts the use of a key."""
+        return KeyMeter(key, quotas, self._tally, self.limits.retry_after_ms)
 
     def find(self, session_id: str) -> Session | None:
         return self._sessions.get(session_id)

@@ -37,7 +37,7 @@ from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.checkpoint import CheckpointLog, Replay, SpokenSegment
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, Markup, SpeechSettings
-from sessions.errors import EngineFailed, LimitExceeded, TextInputClosed
+from sessions.errors import EngineFailed, LimitExceeded, QuotaExceeded, TextInputClosed
 from sessions.events import (
     HeardText,
     MarkReached,
@@ -49,6 +49,7 @@ from sessions.events import (
 )
 from sessions.metrics import Metrics
 from sessions.packetizer import AudioPacket
+from sessions.quotas import KeyMeter
 from sessions.response_totals import ResponseTotals
 from sessions.ring import PacketRing
 from sessions.sample_scale import SampleScale
@@ -110,11 +111,14 @@ class Response:
         is_resumable: bool = False,
         key: str = "",
         replay: Replay | None = None,
+        meter: KeyMeter | None = None,
+        is_bulk: bool = False,
     ) -> None:
         """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``.
 
         Markup may name the voices of ``key``. A resumable response retains what it has sent, for ``resume``. One with
-        a ``replay`` makes again what its client knows, and emits what follows."""
+        a ``replay`` makes again what its client knows, and emits what follows. The engine has no
+        deadline for one in bulk."""
         info, limits = services.engine.info, services.limits
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
         styles = StyleResolver(settings, key, services) if settings.reads_markup else None
@@ -132,6 +136,10 @@ class Response:
         self._text_queue = text_queue
         self._on_text = on_text
         self._on_end = on_end
+        self._meter = meter
+        self._num_charged_samples = 0
+        # No deadline in the engine: the client has no lead, or its key is for bulk work.
+        self._is_burst = is_bulk or settings.lead_ms is None
         self._timeline = ResponseTimeline(
             info.sample_rate, make_aligner, settings.speed, select_backlog(settings, services)
         )
@@ -242,7 +250,9 @@ class Response:
         try:
             if text.strip():
                 self._on_text(self)
-        except LimitExceeded as error:
+            if text and self._meter is not None and not self.is_done:
+                self._meter.charge_text(len(text))
+        except (LimitExceeded, QuotaExceeded) as error:
             self._fail(error)
         return not self.is_done
 
@@ -311,7 +321,7 @@ class Response:
         """Return whether another segment may start: one at a time, or several in burst while the client reads."""
         generating, limits = self._generating, self._services.limits
         has_sound = len(generating) < self._totals.num_segments or any(segment.has_audio for segment in generating)
-        if self.settings.lead_ms is not None or not has_sound:
+        if not self._is_burst or not has_sound:
             return not generating
         # An unread reply ends its segments and then holds no slot of the engine.
         is_read = self._ring.unread_s(now) < MAX_UNREAD_S
@@ -334,6 +344,7 @@ class Response:
             self._group,
             self._services.limits.min_engine_lead_ms,
             known.point,
+            self._is_burst,
         )
         segment.stream = self._services.engine.submit(request, self._alarm.set)
         if segment.closed and not known.is_text_closed:
@@ -584,11 +595,20 @@ class Response:
         return self._ring.is_closed and self._ring.is_empty
 
     def _on_sent(self, now: float) -> None:
-        if self.settings.lead_ms is None or self._text.is_break_next:
+        if self._is_burst or self._text.is_break_next:
             self.advance()
+        self._charge_audio()
         metrics = self._services.metrics
         metrics.observe("lead_seconds", self._ring.lead_ms(now) / 1000)
         self._totals.on_audio_sent(now, metrics)
+
+    def _charge_audio(self) -> None:
+        """Count what was sent for the first time."""
+        if self._meter is not None and self._meter.counts_audio:
+            num_samples = max(self._ring.num_sent_samples - self._num_charged_samples, 0)
+            num_ms = 1000 * num_samples // self.format.sample_rate
+            self._num_charged_samples += num_ms * self.format.sample_rate // 1000
+            self._meter.charge_audio(num_ms)
 
     # A lost connection
 
@@ -678,7 +698,7 @@ class Response:
 
     def _report_playback_to_engine(self) -> None:
         segment = self._begun[0] if self._begun else None
-        if isinstance(segment, TextSegment) and self.settings.lead_ms is not None and self.state is State.SPEAKING:
+        if isinstance(segment, TextSegment) and not self._is_burst and self.state is State.SPEAKING:
             rate = self._services.engine.info.sample_rate
             tolerance_samples = rate * self._services.limits.playback_tolerance_ms / 1000
             segment.report_playback(self._played_engine_samples(), now_s(), rate, tolerance_samples)

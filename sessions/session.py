@@ -11,6 +11,7 @@ from sessions.checkpoint import Replay
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
+from sessions.quotas import KeyMeter
 from sessions.response import Response
 from sessions.session_services import SessionServices
 from sessions.validation import resolve_settings
@@ -31,6 +32,8 @@ class Session:
         key_limit: int | None = None,
         group: str = "",
         is_resumable: bool = False,
+        meter: KeyMeter | None = None,
+        is_bulk: bool = False,
     ) -> None:
         """``group`` shares the engine's burst capacity with other groups; by default the session is one of its own."""
         self.session_id = session_id
@@ -44,6 +47,8 @@ class Session:
         self._settings = settings
         self._key_limit = key_limit
         self._is_resumable = is_resumable
+        self._meter = meter
+        self._is_bulk = is_bulk
         self._text_queue = services.text_budget.create_queue()
         self._serial = itertools.count()
         # The active ones, and the last that ended.
@@ -91,6 +96,8 @@ class Session:
         self._check_capacity(response_id)
         settings = resolve_settings(settings or self._settings, self.key, self._services)
         self._admission.check(self.key, self._key_limit)
+        if self._meter is not None:
+            self._meter.check()
         request_prefix = f"{self.session_id}/{serial}"
         response = Response(
             response_id,
@@ -104,6 +111,8 @@ class Session:
             self._is_resumable,
             self.key,
             replay,
+            self._meter,
+            self._is_bulk,
         )
         self._active.add(response)
         self._responses[response_id] = response

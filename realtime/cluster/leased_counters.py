@@ -9,6 +9,7 @@ from realtime.auth import Authenticator
 from realtime.cluster.limit_leases import Lease, Usage
 from realtime.config import LimitSettings
 from sessions.admission import CONNECTIONS, RESPONSES, UsageCounters, key_counter
+from sessions.quotas import quota_counter
 
 
 class LeasedUsageCounters:
@@ -30,11 +31,11 @@ class LeasedUsageCounters:
     def total(self, name: str) -> int:
         return self._inner.total(name)
 
-    def places(self, name: str, limit: int) -> int:
+    def places(self, name: str, limit: int, needed: int = 1) -> int:
         if name not in self._limits:
             return limit
         leased = min(self._places(name), limit)
-        if leased < limit and self._inner.total(name) >= leased:
+        if leased < limit and self._inner.total(name) + needed > leased:
             self._wanted.add(name)
         return leased
 
@@ -65,7 +66,10 @@ class LeasedUsageCounters:
 
 
 def leased_limits(limits: LimitSettings, keys: Authenticator) -> dict[str, int]:
-    """Return the limits of keys that are given, by their counters. Shares of a gateway's own limits are not leased."""
+    """Return the limits and quotas of keys that are given, by their counters.
+
+    Shares of a gateway's own limits are not leased.
+    """
     defaults = {CONNECTIONS: limits.max_connections_per_key, RESPONSES: limits.max_active_responses_per_key}
     leased = {}
     for principal in keys.principals:
@@ -74,4 +78,5 @@ def leased_limits(limits: LimitSettings, keys: Authenticator) -> dict[str, int]:
             limit = default if (given := own[kind]) is None else given
             if limit:
                 leased[key_counter(kind, principal.name)] = limit
+        leased |= {quota_counter(rule, principal.name): limit * rule.scale for rule, limit in principal.quotas.given()}
     return leased

@@ -82,7 +82,7 @@ def test_every_error_has_the_shape_that_clients_see(error: Exception, info: Erro
 @pytest.mark.parametrize("code", [code for code, rule in RULES.items() if rule.fault is FaultOwner.CAPACITY])
 def test_capacity_is_worth_another_try(code: str) -> None:
     assert RequestRefused(code, "m", retry_after_ms=5).info.retryable
-    assert RequestRefused(code, "m").info.retryable == (code != "limit_exceeded")
+    assert RequestRefused(code, "m").info.retryable == (code not in ("limit_exceeded", "quota_exceeded"))
 
 
 TABLE = Path(__file__).parents[1] / "vectors" / "error_bodies.jsonl"

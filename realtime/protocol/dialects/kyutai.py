@@ -84,7 +84,9 @@ class KyutaiDialect(Dialect):
 
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         if self._packed:
-            yield self._pack("Error", message="no free channels" if error.code in CAPACITY_CODES else error.message)
+            # Its clients know the text of a server without capacity; a quota has a time of its own.
+            is_full = error.code in CAPACITY_CODES and error.code != "quota_exceeded"
+            yield self._pack("Error", message="no free channels" if is_full else error.message)
 
     def _append(self, text: str) -> Iterator[model.DialectCommand]:
         if text and not self._ended:
