@@ -309,6 +309,9 @@ class LogSettings(SettingsSection, frozen=True):
         "info"
     )
     format: Annotated[Literal["json", "text"], Meta(description="`json`, one object per line, or `text`.")] = "json"
+    usage_file: Annotated[
+        str | None, Meta(description="File to which a JSON line is appended for each reply that ended, for billing.")
+    ] = None
 
 
 class DebugConfig(SettingsSection, frozen=True):

@@ -42,6 +42,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         (),
     ),
     "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
+    "usage_log_failures_total": ("Attempts to write the usage log that failed; no line is lost yet.", ()),
+    "usage_lines_lost_total": ("Lines of the usage log that were lost.", ()),
     "dialect_connections_total": ("Connections and requests of each wire.", ("dialect",)),
     "dialect_contexts_total": ("Contexts of each wire that ended.", ("dialect", "status")),
 }

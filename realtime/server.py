@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from realtime.memory import HeapTrimmer
 from realtime.metrics import ServerMetrics
 from realtime.resumption import RefusalCause, ResumptionTable, resume_refused
 from realtime.setting_mapping import default_settings
+from realtime.usage_log import UsageLog
 from realtime.voice_cloner import VoiceCloner
 from sessions.admission import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
@@ -84,6 +86,8 @@ class SpeechServer:
         self.resumption = ResumptionTable(gatekeeper.derive_secret(RESUME_PURPOSE), gateway, token_ttl_s)
         # Set where there are other gateways.
         self.relay: SessionRelay | None = None
+        usage_file = config.log.usage_file
+        self._usage_log = None if usage_file is None else UsageLog(Path(usage_file), self.metrics)
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.registry = SessionRegistry(
             engine,
@@ -94,6 +98,7 @@ class SpeechServer:
             self.tally,
             self.resumption.evict_speech,
             self.lexicons,
+            self._usage_log,
         )
         self.settings = default_settings(config.speech)
         self._connections: set[ManagedConnection] = set()
@@ -124,6 +129,8 @@ class SpeechServer:
             self._watch.cancel()
             await asyncio.wait([self._watch])
         await self.registry.aclose()
+        if self._usage_log is not None:
+            self._usage_log.close()
         await self.engine.aclose()
 
     @property

@@ -27,6 +27,7 @@ from sessions.metrics import Metrics, NoMetrics
 from sessions.quotas import NO_QUOTAS, KeyMeter, KeyQuotas
 from sessions.session import Session
 from sessions.session_services import SessionServices
+from sessions.usage import UsageRecorder
 from sessions.validation import resolve_settings
 from sessions.voices.store import VoiceStore
 
@@ -61,6 +62,7 @@ class SessionRegistry:
         tally: UsageCounters | None = None,
         evict: EvictSession = lambda _: False,
         lexicons: LexiconStore | None = None,
+        usage: UsageRecorder | None = None,
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderPool(self.limits.encoder_threads)
@@ -79,6 +81,7 @@ class SessionRegistry:
             self._aligners,
             evict,
             lexicons=lexicons,
+            usage=usage,
         )
         self._tally = tally or LocalUsageCounters()
         self._admission = ResponseLimiter(self.limits, self._tally, evict)

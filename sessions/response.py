@@ -64,6 +64,7 @@ from sessions.text.ssml.parser import BreakItem, MarkItem, SsmlParser
 from sessions.text_budget import TextQueue
 from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
 from sessions.timeline import MAX_INLINE_ALIGN_BYTES, ResponseTimeline
+from sessions.usage import UsageRecord
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ MAX_BEGUN_ITEMS = 50
 # Audio that the listener still has when the encoder is drained at the latest.
 DRAIN_MARGIN_S = 0.2
 MAX_DRAIN_WAIT_S = 1.0
+# Time for which a terminal event waits for the record of what the response used.
+MAX_USAGE_WAIT_S = 1.0
 
 
 class State(Enum):
@@ -136,6 +139,10 @@ class Response:
         self._text_queue = text_queue
         self._on_text = on_text
         self._on_end = on_end
+        self._key = key
+        self._is_resynced = replay is not None
+        # Done once what the response used is recorded.
+        self._recording: asyncio.Future[None] | None = None
         self._meter = meter
         self._num_charged_samples = 0
         # No deadline in the engine: the client has no lead, or its key is for bulk work.
@@ -784,7 +791,22 @@ class Response:
         self._wake_reader()
         self._ended.set()
         self._services.metrics.inc("responses_total", status=status)
+        self._record_usage(self._terminal)
         self._on_end(self)
+
+    def _record_usage(self, end: ResponseFinished) -> None:
+        if self._services.usage is not None:
+            record = UsageRecord(
+                id=self._request_prefix,
+                key=self._key,
+                status=end.status,
+                code=end.error.code if end.error else None,
+                chars=self._text.num_text_chars,
+                audio_ms=round(end.audio_ms),
+                frames=end.num_frames,
+                resynced=self._is_resynced,
+            )
+            self._recording = self._services.usage.record(record)
 
     def _summarize(self, status: ResponseStatus, error: Exception | None) -> ResponseFinished:
         """Return the terminal event as if all was heard; heard text is found when it is read."""
@@ -808,12 +830,22 @@ class Response:
     def _close(self) -> None:
         """Put the terminal event in the ring, in a later iteration if its heard text takes long to find."""
         assert self._terminal is not None
-        if self._terminal.status is ResponseStatus.COMPLETED:
+        if self._recording is not None:
+            self._heard_task = asyncio.get_running_loop().create_task(self._close_when_recorded(self._recording))
+        elif self._terminal.status is ResponseStatus.COMPLETED:
             self._put_terminal(self._terminal.heard)
         elif self._timeline.num_pending_bytes(self._ended_at_samples) <= MAX_INLINE_ALIGN_BYTES:
             self._put_terminal(self._timeline.heard_text(self._ended_at_samples))
         else:
             self._heard_task = asyncio.get_running_loop().create_task(self._close_when_aligned())
+
+    async def _close_when_recorded(self, recording: asyncio.Future[None]) -> None:
+        assert self._terminal is not None
+        await asyncio.wait([recording], timeout=MAX_USAGE_WAIT_S)
+        is_all_heard = self._terminal.status is ResponseStatus.COMPLETED
+        self._put_terminal(
+            self._terminal.heard if is_all_heard else await self._find_heard_text(self._ended_at_samples)
+        )
 
     async def _close_when_aligned(self) -> None:
         self._put_terminal(await self._find_heard_text(self._ended_at_samples))

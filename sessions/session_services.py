@@ -14,6 +14,7 @@ from sessions.encoders import EncoderPool
 from sessions.lexicon_store import LexiconStore
 from sessions.metrics import Metrics
 from sessions.text_budget import TextBudget
+from sessions.usage import UsageRecorder
 from sessions.voices.store import VoiceStore
 
 
@@ -37,3 +38,5 @@ class SessionServices:
     text_budget: TextBudget = field(default_factory=TextBudget)
     # Lexicons that settings name.
     lexicons: LexiconStore | None = None
+    # Where each reply that ends is recorded.
+    usage: UsageRecorder | None = None
