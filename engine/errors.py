@@ -16,6 +16,8 @@ RETRYABLE_CODES = frozenset(
         "engine_timeout",
         "voices_unavailable",
         "bad_checkpoint",
+        "llm_failed",
+        "stt_failed",
     }
 )
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -45,6 +46,9 @@ from realtime.transports.xiaozhi_routes import XiaozhiService, device_routes
 from sessions.admission import LocalUsageCounters, UsageCounters
 from sessions.quotas import QuotaCounters, WindowedCounts
 
+if TYPE_CHECKING:
+    from realtime.agent.voice_agent import VoiceAgent
+
 
 def create_app(
     config: ServerConfig | None = None,
@@ -70,6 +74,7 @@ def create_app(
     counters, voices, cluster = join_cluster(config, keys, tally)
     server = SpeechServer(config, engine, keys, counters, gateway, voices)
     switchboard = CallRegistry(config.calls.max_queued_events)
+    server.agent = _load_agent(server, switchboard)
     session_relay = SessionRelay(server, switchboard, None if exchange is None else exchange.parent)
     relay = HubClient(switchboard, exchange, config.calls.remote_command_timeout_s)
     audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
@@ -108,6 +113,16 @@ def create_app(
     app.state.wyoming = wyoming
     app.state.device_ports = device_ports
     return app
+
+
+def _load_agent(server: SpeechServer, switchboard: CallRegistry) -> VoiceAgent | None:
+    """Return the agent, if there is one: only then its modules are loaded. Raises ``ConfigError``."""
+    settings = server.config.agent
+    if (settings.llm_url, settings.stt_url, settings.file) == (None, None, None):
+        return None
+    from realtime.agent.voice_agent import load_agent
+
+    return load_agent(server.config, os.environ, server.metrics, switchboard.vad_scheduler)
 
 
 def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiService) -> list[BaseRoute]:

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from realtime.integration_config import (
     Address,
+    AgentSettings,
     HostPort,
     MqttSettings,
     SettingsSection,
@@ -330,6 +331,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     dialects: DialectSettings = DialectSettings()
     voices: VoiceStoreSettings = VoiceStoreSettings()
     calls: CallSettings = CallSettings()
+    agent: AgentSettings = AgentSettings()
     mqtt: MqttSettings = MqttSettings()
     wyoming: WyomingSettings = WyomingSettings()
     xiaozhi: XiaozhiSettings = XiaozhiSettings()

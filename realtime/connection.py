@@ -6,9 +6,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Coroutine, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RequestRefused, rule_for
@@ -93,6 +94,10 @@ class Connection(ABC):
         """True if a close need not wait for any event."""
         return True
 
+    def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
+        """Return what runs beside the reader and the writer; it ends after ``_stop``."""
+        return ()
+
     def _on_disconnect(self) -> None:
         """Run when the client has gone."""
         self._stop()
@@ -117,6 +122,8 @@ class Connection(ABC):
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(), name="voicewire writer")
+                for work in self._background():
+                    tasks.create_task(work, name="voicewire connection")
                 self._is_running = True
                 await self._start()
                 await self._read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from realtime.connection import CloseReason, ResumableConnection
 from realtime.conversation import Conversation, describe_session
 from realtime.errors import CloseCode, ProtocolError, RequestRefused, http_status, refusal_headers, rule_for
 from realtime.option_resolver import WARNING_HEADER, OptionResolver
-from realtime.protocol import model
+from realtime.protocol import agent_turns, model
 from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.events import ResumePosition
@@ -32,6 +32,7 @@ from sessions.voices.lookup import find_voice
 from sessions.weak import weak_method
 
 if TYPE_CHECKING:
+    from realtime.agent.agent_session import AgentSession
     from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.connection")
@@ -59,6 +60,8 @@ class DialectConnection(ResumableConnection):
         self._session: Session | None = None
         # Set with the session, once the caller is authenticated.
         self._conversation: Conversation
+        # Set with the session, for a dialect that uses the agent.
+        self._agent: AgentSession | None = None
         # True once another gateway serves the client over this connection.
         self._is_relayed = False
         # Since when the client is gone and the connection is not.
@@ -110,6 +113,8 @@ class DialectConnection(ResumableConnection):
     async def aclose(self) -> None:
         """Close the session and wait until its resources are free."""
         self._entered.close()
+        if self._agent is not None:
+            await self._agent.aclose()
         if self._session is not None:
             await self._session.aclose()
             log.info("session closed", extra=self._facts() | {"close_code": self._closed_with})
@@ -202,6 +207,9 @@ class DialectConnection(ResumableConnection):
                 self._pause()
             case model.ResumeContexts():
                 self._go_on(command.positions)
+            case _ if isinstance(command, agent_turns.AgentCommand):
+                assert self._agent is not None, "a command for an agent that the server does not have"
+                self._agent.handle(command)
             case model.Configure() | model.QueryHeard() | model.ResumeSession():
                 raise AssertionError(f"{type(command).__name__} is given for a client's message only")
             case _:
@@ -218,7 +226,28 @@ class DialectConnection(ResumableConnection):
         if isinstance(event, model.ContextEnded):
             log.info("response ended", extra=self._facts() | _facts_of(event))
             self._server.metrics.inc("dialect_contexts_total", dialect=self._route.path, status=event.status)
+        if isinstance(event, model.ContextAudio) and self._agent is not None:
+            self._record_first_audio(self._agent, event.context)
         self._apply_all(self._dialect.send_event(event))
+
+    # The agent
+
+    def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
+        return () if self._agent is None else (self._deliver(self._agent),)
+
+    async def _deliver(self, agent: AgentSession) -> None:
+        """Carry out what the dialect makes of the agent's events."""
+        while (event := await agent.next_event()) is not None:
+            try:
+                for command in list(self._dialect.send_agent_event(event)):
+                    await self._execute(command)
+            except SpeechError as error:
+                self._answer(error)
+
+    def _record_first_audio(self, agent: AgentSession, context: str) -> None:
+        if (latency := agent.on_audio(context)) is not None:
+            log.info("turn answered", extra=self._facts() | _latency_facts(latency))
+            self._apply_all(self._dialect.send_agent_event(latency))
 
     def _require_session(self) -> None:
         if self._session is None:
@@ -247,6 +276,8 @@ class DialectConnection(ResumableConnection):
             self._to_write.set,
             serial=self._route.serial,
         )
+        if self._dialect.uses_agent and self._server.agent is not None:
+            self._agent = self._server.agent.open_session()
         if self._dialect.can_resume and self._limits.resume_grace_s > 0:
             session, conversation, opened_s = self._session, self._conversation, self._opened_s
             state = ResumableConversation(
@@ -383,6 +414,8 @@ class DialectConnection(ResumableConnection):
 
     def _stop(self) -> None:
         super()._stop()
+        if self._agent is not None:
+            self._agent.close()
         if self._session is not None:
             self._session.detach()
 
@@ -419,6 +452,16 @@ def _facts_of(ended: model.ContextEnded) -> dict[str, object]:
         "code": ended.error and ended.error.code,
         "audio_ms": round(ended.audio_ms),
         "first_audio_ms": ended.first_audio_ms and round(ended.first_audio_ms, 1),
+    }
+
+
+def _latency_facts(latency: agent_turns.AnswerLatency) -> dict[str, object]:
+    return {
+        "response_id": latency.context,
+        "endpointing_ms": latency.endpointing_ms,
+        "stt_ms": latency.stt_ms,
+        "llm_first_token_ms": latency.llm_first_token_ms,
+        "first_audio_ms": latency.first_audio_ms,
     }
 
 

@@ -122,6 +122,8 @@ RULES: dict[str, ErrorRule] = {
     "voices_unavailable": ErrorRule(S, 503, None, "stored voices cannot be compared with other gateways; try again"),
     "engine_error": ErrorRule(S, 500, None, "the engine failed on this request"),
     "bad_checkpoint": ErrorRule(S, 500, None, "a model folder that cannot be served"),
+    "llm_failed": ErrorRule(S, 502, None, "the agent's language model failed, or did not answer in time"),
+    "stt_failed": ErrorRule(S, 502, None, "the agent's recognizer failed, or did not answer in time"),
     "session_error": ErrorRule(S, 500, None, "the session failed"),
     "internal_error": ErrorRule(S, 500, CloseCode.INTERNAL_ERROR, "a fault of the server"),
 }

@@ -19,6 +19,9 @@ BrokerUrl = Annotated[
         extra={"expected": "mqtt://USER@HOST:PORT, or mqtts for TLS; user and port may be left out"},
     ),
 ]
+HttpUrl = Annotated[
+    str, Meta(pattern=rf"\Ahttps?://{_HOST}(?::{_PORT})?(?:/[^\s?#]*)?\Z", extra={"expected": "an http or https URL"})
+]
 BROKER_PORTS = {"mqtt": 1_883, "mqtts": 8_883}
 
 
@@ -99,6 +102,53 @@ class MqttSettings(SettingsSection, frozen=True):
     max_queued_messages: ClassVar[int] = 10_000
     # The same for one session; more end it.
     max_queued_per_session: ClassVar[int] = 1_000
+
+
+class AgentSettings(SettingsSection, frozen=True):
+    llm_url: Annotated[
+        HttpUrl | None,
+        Meta(description="OpenAI-compatible API of a language model, `http://HOST:PORT/v1`; turns the agent on."),
+    ] = None
+    llm_model: Annotated[
+        str | None, Meta(description="Name of the language model; by default the first that its server lists.")
+    ] = None
+    stt_url: Annotated[
+        HttpUrl | None,
+        Meta(description="OpenAI-compatible API of a recognizer; unset: the agent reads typed text only."),
+    ] = None
+    stt_model: Annotated[str, Meta(description="Name of the recognizer's model.")] = "whisper-1"
+    file: Annotated[
+        str | None, Meta(description="TOML file with the agent's instructions and tools (docs/guides/agent.md).")
+    ] = None
+
+    # Constants.
+    # Timeout of a connection to either server.
+    connect_timeout_s: ClassVar[float] = 3.0
+    # Maximum time until a first token, which a server may need to load the model.
+    first_token_timeout_s: ClassVar[float] = 45.0
+    # Maximum time between tokens.
+    token_timeout_s: ClassVar[float] = 10.0
+    # Time without a first token after which a phrase is spoken, and then again.
+    wait_phrase_after_s: ClassVar[float] = 3.0
+    wait_phrase_every_s: ClassVar[float] = 10.0
+    # Timeout of a transcription.
+    stt_timeout_s: ClassVar[float] = 15.0
+    # Further attempts where the server could not be reached, or was not able to answer.
+    num_retries: ClassVar[int] = 1
+    retry_pause_s: ClassVar[float] = 0.25
+    # Maximum length of an answer; the rest is dropped.
+    max_answer_chars: ClassVar[int] = 8_000
+    # Tool calls of an answer, and the arguments of each.
+    max_tool_calls: ClassVar[int] = 16
+    max_argument_chars: ClassVar[int] = 32_000
+    # The newest part of a conversation that the language model receives.
+    max_history_chars: ClassVar[int] = 24_000
+    # Concurrent answers of a session.
+    max_answers_per_session: ClassVar[int] = 8
+    # Audio of a spoken turn.
+    max_turn_s: ClassVar[int] = 60
+    # Spoken turns of a session that wait for their transcripts.
+    max_pending_transcripts: ClassVar[int] = 4
 
 
 class WyomingSettings(SettingsSection, frozen=True):

@@ -28,6 +28,9 @@ FIELDS = (
     "num_active_responses",
     "audio_ms",
     "first_audio_ms",
+    "endpointing_ms",
+    "stt_ms",
+    "llm_first_token_ms",
     "file",
     "host",
     "port",
@@ -81,7 +84,7 @@ class TextFormatter(RedactingFormatter):
 
 
 def configure_logs(settings: LogSettings) -> None:
-    """Send all logs to standard error. The access lines of the server library stay out: addresses can hold API keys."""
+    """Send all logs to standard error. The lines of HTTP libraries stay out: they can hold API keys."""
     handler = logging.StreamHandler(sys.stderr)
     debug = settings.level == "debug"
     text = "%(asctime)s %(levelname)s %(message)s"
@@ -89,7 +92,7 @@ def configure_logs(settings: LogSettings) -> None:
     if not debug:
         handler.addFilter(redact_asyncio_record)
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets"):
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -30,6 +30,10 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
         "From the first token of a segment to the last that its first frame needs.",
         FAST_S,
     ),
+    "agent_endpointing_seconds": ("Agent: from the last speech of a turn to its end.", FAST_S),
+    "agent_stt_seconds": ("Agent: from the end of a spoken turn to its transcript.", FAST_S),
+    "agent_llm_first_token_seconds": ("Agent: from the request to the first token of an answer.", FAST_S),
+    "agent_first_audio_seconds": ("Agent: from the last speech, or the typed turn, to the first packet.", FAST_S),
     "lead_seconds": ("Audio handed over and not yet played, whenever more is handed over.", LEAD_S),
 }
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -41,6 +45,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         "Speech tokens drawn and left out, in silences that would have been too long.",
         (),
     ),
+    "agent_failures_total": ("Failures of the agent's language model and recognizer.", ("code",)),
     "refusals_total": ("Handshakes, requests and events that were refused.", ("code",)),
     "usage_log_failures_total": ("Attempts to write the usage log that failed; no line is lost yet.", ()),
     "usage_lines_lost_total": ("Lines of the usage log that were lost.", ()),

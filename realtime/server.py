@@ -34,6 +34,7 @@ from sessions.voices.store import VoiceStore
 from sessions.voices.voice_file import voices_folder
 
 if TYPE_CHECKING:
+    from realtime.agent.voice_agent import VoiceAgent
     from realtime.relayed_client import RelayedClient, RelayRequest
     from realtime.session_relay import SessionRelay
 
@@ -88,6 +89,8 @@ class SpeechServer:
         self.relay: SessionRelay | None = None
         usage_file = config.log.usage_file
         self._usage_log = None if usage_file is None else UsageLog(Path(usage_file), self.metrics)
+        # Set where a language model is configured.
+        self.agent: VoiceAgent | None = None
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.registry = SessionRegistry(
             engine,
@@ -128,6 +131,8 @@ class SpeechServer:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
+        if self.agent is not None:
+            await self.agent.aclose()
         await self.registry.aclose()
         if self._usage_log is not None:
             self._usage_log.close()

@@ -121,6 +121,10 @@ def test_every_command_runs_from_an_installed_wheel(installed, tmp_path):
     assert commands == ["say", "serve", "engine", "cluster", "bench", "voices", "doctor"]
     for command in ("engine", "cluster"):
         assert f"usage: voicewire {command}" in run(command, "--help")
+    options = run("serve", "--help")
+    assert [
+        name for name in ("--llm", "--llm-model", "--stt", "--stt-model", "--agent-file") if name not in options
+    ] == []
     assert "ok      checkpoint: " in run("doctor")
     assert "clara" in run("voices")
     run("say", "Hello there.", "-o", "hello.wav", "--seed", "1")

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 from engine.api import ErrorInfo, SamplingFields
+from realtime.protocol.agent_turns import AgentAbility, AgentCommand
 from realtime.protocol.events import (
     HeardBody,
     Id,
@@ -82,6 +83,8 @@ class ClientHandshake:
     # Random, one for each connection; for dialects that create ids.
     request_id: str
     subprotocols: tuple[str, ...] = ()
+    # What the server's built-in agent can do.
+    agent: AgentAbility = "none"
 
 
 # --- commands of dialects
@@ -255,6 +258,7 @@ DialectCommand = (
     | FinishContexts
     | CloseConnection
     | AbortRequest
+    | AgentCommand
 )
 
 

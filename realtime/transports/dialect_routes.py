@@ -36,7 +36,7 @@ class DialectEndpoint:
         try:
             request = HTTPConnection(scope)
             caller = self._admit(request)
-            dialect = self._wire.dialect(_handshake(request))
+            dialect = self._wire.dialect(_handshake(request, self._server))
             connection = DialectConnection(self._server, self._wire, dialect)
             connection.open(caller)
         except SpeechError as error:
@@ -102,11 +102,12 @@ def dialect_routes(server: SpeechServer) -> list[BaseRoute]:
     ]
 
 
-def _handshake(request: HTTPConnection) -> model.ClientHandshake:
+def _handshake(request: HTTPConnection, server: SpeechServer) -> model.ClientHandshake:
     return model.ClientHandshake(
         path={name: str(value) for name, value in request.path_params.items()},
         query=dict(request.query_params),
         headers=dict(request.headers),
         request_id=secrets.token_hex(16),
         subprotocols=tuple(request.scope.get("subprotocols", ())),
+        agent="none" if server.agent is None else server.agent.ability,
     )

@@ -112,10 +112,11 @@ async def metrics(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """The one model there is, in OpenAI's shape, with what it supports."""
+    """The one model there is, in OpenAI's shape, with what it supports, and what the agent can do."""
     server = server_of(request)
     server.gatekeeper.authenticate(request)
-    return JSONResponse({"object": "list", "data": [describe_model(server.engine.info)]})
+    agent = "none" if server.agent is None else server.agent.ability
+    return JSONResponse({"object": "list", "data": [describe_model(server.engine.info) | {"agent": agent}]})
 
 
 def describe_model(info: EngineInfo) -> dict[str, Any]:

@@ -99,6 +99,11 @@ class BargeInDetector:
             if len(self.pending) < MAX_BUFFERED_MS // HOP_MS:
                 self.pending.append(VadWindow(next(self._tracks), window, own_db))
 
+    @property
+    def speaking(self) -> bool:
+        """True from the onset of speech until it has been silent for ``min_silence_ms``."""
+        return self._onset.speaking
+
     def needs_inference(self, window: VadWindow, level_db: float) -> bool:
         """Return True if a window at this level needs inference. During playout every window does, since the
         caller may interrupt at any moment."""

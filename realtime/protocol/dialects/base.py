@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RemoteProtocolError
 from realtime.protocol import model
+from realtime.protocol.agent_turns import AgentEvent
 
 # The one context of an HTTP request.
 HTTP_CONTEXT = ""
@@ -34,6 +35,8 @@ class Dialect(ABC):
     can_resume: bool = False
     # True to refuse handshakes while no response could begin, for wires without an error for it.
     refuses_when_full = True
+    # True if it gives commands to the server's built-in agent.
+    uses_agent = False
     # True if the reason of a close is sent after the ends of the contexts.
     sends_error_last = False
     # Replacements of this server's own close codes, which clients of most wires do not know.
@@ -78,6 +81,10 @@ class Dialect(ABC):
     @abstractmethod
     def send_event(self, event: model.DialectEvent) -> Iterable[model.DialectCommand]:
         """Return commands for an event: not ``Configure`` or ``QueryHeard``, as in ``start`` and ``send_error``."""
+
+    def send_agent_event(self, event: AgentEvent) -> Iterable[model.DialectCommand]:
+        """Return commands for an event of the agent, with ``uses_agent``: any but ``Configure``."""
+        return ()
 
     def send_session(self, event: model.SessionEvent) -> Iterable[model.DialectCommand]:
         """Return commands for a session that was opened (with ``reports_session``), changed or resumed."""

@@ -22,7 +22,16 @@ MAX_SPEED = 100
 MAX_AUDIO_END_MS = 1e9
 # Fields kept from earlier updates; others are echoed once, so that a session never grows.
 MERGED_AUDIO_FIELDS = ("format", "voice", "speed", "turn_detection", "transcription", "noise_reduction")
-SERVER_FAULT_CODES = ("internal_error", "session_error", "engine_error", "engine_timeout", "engine_dead")
+FUNCTION_FIELDS = ("name", "description", "parameters")
+SERVER_FAULT_CODES = (
+    "llm_failed",
+    "stt_failed",
+    "internal_error",
+    "session_error",
+    "engine_error",
+    "engine_timeout",
+    "engine_dead",
+)
 
 
 class OpenAIContentPart(Struct):
@@ -36,6 +45,11 @@ class OpenAIItem(Struct):
     type: str = "message"
     role: str = "user"
     content: list[OpenAIContentPart] = field(default_factory=list)
+    # Of function calls and their results.
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | None = None
 
     @property
     def text(self) -> str:
@@ -66,9 +80,10 @@ class OpenAIClientEvent(Struct):
     # Bounded: JSON is read leniently here, and "nan" and "inf" are numbers then.
     audio_end_ms: Annotated[float, Meta(ge=-MAX_AUDIO_END_MS, le=MAX_AUDIO_END_MS)] = 0.0
     delta: str = ""
+    audio: str | None = None
 
 
-def first_session(session_id: str, model: str) -> dict[str, Any]:
+def first_session(session_id: str, model: str, turn_detection: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
         "type": "realtime",
         "object": "realtime.session",
@@ -79,7 +94,7 @@ def first_session(session_id: str, model: str) -> dict[str, Any]:
         "tools": [],
         "tool_choice": "auto",
         "audio": {
-            "input": {"format": {"type": "audio/pcm", "rate": 24_000}, "turn_detection": None},
+            "input": {"format": {"type": "audio/pcm", "rate": 24_000}, "turn_detection": turn_detection},
             "output": {"format": {"type": "audio/pcm", "rate": 24_000}, "voice": "default", "speed": 1.0},
         },
     }
@@ -113,6 +128,22 @@ def parse_options(session: dict[str, Any], request: OpenAIResponseParams | None)
         speed=float(min(max(speed, 0), MAX_SPEED)) if isinstance(speed, int | float) else 1.0,
         word_times=True,
     )
+
+
+def chat_tools(given: Any) -> tuple[dict[str, Any], ...]:
+    """Return a session's functions as those of a chat completion."""
+    tools = (tool for tool in given if isinstance(tool, dict)) if isinstance(given, list) else ()
+    return tuple(
+        {"type": "function", "function": {name: tool[name] for name in FUNCTION_FIELDS if name in tool}}
+        for tool in tools
+        if tool.get("type") == "function"
+    )
+
+
+def chat_tool_choice(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {"type": "function", "function": {"name": str(given.get("name", ""))}}
+    return given if given in ("none", "required") else "auto"
 
 
 def _format(given: Any) -> RequestedFormat:
@@ -164,8 +195,14 @@ def from_beta_session(session: Mapping[str, Any]) -> dict[str, Any]:
     if "output_audio_format" in session:
         name = str(session["output_audio_format"])
         output["format"] = {"type": BETA_FORMATS.get(name, name)}
+    given = {}
+    if "input_audio_format" in session:
+        name = str(session["input_audio_format"])
+        given["format"] = {"type": BETA_FORMATS.get(name, name)}
+    if "turn_detection" in session:
+        given["turn_detection"] = session["turn_detection"]
     modalities = session.get("modalities")
-    update: dict[str, Any] = {"audio": {"output": output}}
+    update: dict[str, Any] = {"audio": {"output": output} | ({"input": given} if given else {})}
     return update if modalities is None else update | {"output_modalities": modalities}
 
 

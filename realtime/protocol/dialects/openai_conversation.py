@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.dialects.openai_common import OpenAIItem, error_fields
+from realtime.protocol.agent_turns import ChatTurn, ToolCall
+from realtime.protocol.dialects.openai_common import OpenAIItem
+from realtime.protocol.dialects.openai_replies import OpenAIResponse
 
 MAX_ITEMS = 256
 # Maximum of parts of an item; more are refused.
@@ -17,55 +18,8 @@ MAX_PARTS = 256
 # Maximum of characters of all items; beyond it the oldest items are dropped.
 MAX_CHARS = 200_000
 MAX_TOTAL_PARTS = 2_048
-
-
-@dataclass(slots=True)
-class OpenAIResponse:
-    context: str
-    response_id: str
-    item_id: str
-    in_conversation: bool
-    metadata: dict[str, Any] | None = None
-    text: str = ""
-    num_sent_chars: int = 0
-    takes_text: bool = False
-
-    def item(self, status: str) -> dict[str, Any]:
-        part = {"type": "output_audio", "transcript": self.text}
-        content = [] if status == "in_progress" else [part]
-        return {
-            "id": self.item_id,
-            "object": "realtime.item",
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
-
-    def to_object(
-        self, status: str, item: dict[str, Any] | None = None, error: ErrorInfo | None = None
-    ) -> dict[str, Any]:
-        details: dict[str, Any] | None = None
-        if status == "cancelled":
-            details = {"type": "cancelled", "reason": "client_cancelled"}
-        elif error is not None:
-            fields = error_fields(error)
-            details = {"type": "failed", "error": {name: fields[name] for name in ("type", "code", "message")}}
-        return {
-            "object": "realtime.response",
-            "id": self.response_id,
-            "status": status,
-            "status_details": details,
-            "output": [] if item is None else [item],
-            "output_modalities": ["audio"],
-            "metadata": self.metadata,
-            "usage": None if status == "in_progress" else _usage(len(self.text)),
-        }
-
-
-def _usage(num_chars: int) -> dict[str, Any]:
-    """Counted in characters: no model of language has read or written them."""
-    return {"total_tokens": 2 * num_chars, "input_tokens": num_chars, "output_tokens": num_chars}
+# Fields of items that are no messages.
+CALL_FIELDS = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output")}
 
 
 def check_parts(item: OpenAIItem, field: str) -> None:
@@ -92,8 +46,9 @@ class Size:
 
     @classmethod
     def from_item(cls, item: dict[str, Any]) -> Size:
-        texts = (value for part in (item, *item["content"]) for value in part.values() if isinstance(value, str))
-        return cls(sum(map(len, texts)), len(item["content"]))
+        parts = item.get("content", ())
+        texts = (value for part in (item, *parts) for value in part.values() if isinstance(value, str))
+        return cls(sum(map(len, texts)), len(parts))
 
     @property
     def is_too_large(self) -> bool:
@@ -113,7 +68,7 @@ class OpenAIConversation:
         self._sizes: dict[str, Size] = {}
         self._total = Size(0, 0)
         # The user's, since the last response.
-        self._unspoken: dict[str, OpenAIItem] = {}
+        self._unspoken: dict[str, str] = {}
         self._replies: dict[str, OpenAIResponse] = {}
         # Contexts by the ids of items that are replies.
         self._contexts: dict[str, str] = {}
@@ -139,19 +94,38 @@ class OpenAIConversation:
 
     def add(self, item: OpenAIItem, previous_item_id: str | None) -> tuple[str, str | None]:
         """Add an item and return its id and that of the item before; raises ``RemoteProtocolError``."""
-        item_id = item.id or self._new_id("item")
+        item_id = item.id or self.new_id("item")
         if item_id in self._items:
             raise RemoteProtocolError("item_already_exists", f"item {item_id[:40]!r} exists already", "item.id")
         if previous_item_id not in (None, "root"):
             self.item(previous_item_id or "")
         check_parts(item, "item.content")
-        content = [{"type": part.type, "text": part.text} for part in item.content]
-        about = {"id": item_id, "object": "realtime.item", "type": item.type, "status": "completed"}
-        before = self._evict_old_items(item_id, {**about, "role": item.role, "content": content})
+        before = self._evict_old_items(item_id, _to_stored(item, item_id))
         if item.role == "user" and item.type == "message":
-            self._unspoken[item_id] = item
+            self._unspoken[item_id] = item.text
         fields = {None: before, "root": None}
         return item_id, fields.get(previous_item_id, previous_item_id)
+
+    def add_spoken(self, item_id: str) -> str | None:
+        """Add the item of a spoken turn, without its transcript, and return that of the item before."""
+        content = [{"type": "input_audio", "transcript": None}]
+        about = {"id": item_id, "object": "realtime.item", "type": "message", "status": "completed"}
+        return self._evict_old_items(item_id, {**about, "role": "user", "content": content})
+
+    def add_transcript(self, item_id: str, text: str) -> None:
+        """Set the transcript of a spoken turn, unless its item was deleted."""
+        if item_id in self._items:
+            self._store(item_id, self._items[item_id] | {"content": [{"type": "input_audio", "transcript": text}]})
+            if text:
+                self._unspoken[item_id] = text
+
+    def add_call(self, item: dict[str, Any]) -> str | None:
+        """Add the item of a function call and return that of the item before."""
+        return self._evict_old_items(item["id"], item)
+
+    def chat_turns(self) -> tuple[ChatTurn, ...]:
+        """Return what the language model receives: of replies what was heard."""
+        return tuple(turn for item in self._items.values() if (turn := _to_turn(item)) is not None)
 
     def item(self, item_id: str) -> dict[str, Any]:
         """Return an item; raises ``RemoteProtocolError`` if it does not exist."""
@@ -165,15 +139,16 @@ class OpenAIConversation:
         self._unspoken.pop(item_id, None)
         self._contexts.pop(item_id, None)
 
-    def pending_text(self, take: bool) -> list[OpenAIItem]:
-        items = list(self._unspoken.values())
-        if take:
+    def pending_text(self, clear: bool) -> list[str]:
+        """Return the user's texts since the last response."""
+        texts = list(self._unspoken.values())
+        if clear:
             self._unspoken.clear()
-        return items
+        return texts
 
     def begin(self, in_conversation: bool, metadata: dict[str, Any] | None) -> OpenAIResponse:
-        context = self._new_id("ctx")
-        reply = OpenAIResponse(context, self._new_id("resp"), self._new_id("item"), in_conversation, metadata)
+        context = self.new_id("ctx")
+        reply = OpenAIResponse(context, self.new_id("resp"), self.new_id("item"), in_conversation, metadata)
         self._replies[context] = reply
         return reply
 
@@ -210,6 +185,27 @@ class OpenAIConversation:
         self._sizes[item_id] = size
         self._items[item_id] = item
 
-    def _new_id(self, kind: str) -> str:
+    def new_id(self, kind: str) -> str:
         self._num_ids += 1
         return f"{kind}_{self._seed}{self._num_ids:06}"
+
+
+def _to_stored(item: OpenAIItem, item_id: str) -> dict[str, Any]:
+    about = {"id": item_id, "object": "realtime.item", "type": item.type, "status": "completed"}
+    if item.type in CALL_FIELDS:
+        return about | {name: getattr(item, name) or "" for name in CALL_FIELDS[item.type]}
+    content = [{"type": part.type, "text": part.text} for part in item.content]
+    return {**about, "role": item.role, "content": content}
+
+
+def _to_turn(item: dict[str, Any]) -> ChatTurn | None:
+    match item:
+        case {"type": "function_call"}:
+            return ChatTurn("assistant", call=ToolCall(item["call_id"], item["name"], item["arguments"]))
+        case {"type": "function_call_output"}:
+            return ChatTurn("tool", item["output"], call_id=item["call_id"])
+        case {"type": "message", "role": "system" | "user" | "assistant" as role, "content": content}:
+            texts = (part.get("text") or part.get("transcript") or "" for part in content)
+            text = " ".join(filter(None, map(str.strip, texts)))
+            return ChatTurn(role, text) if text else None
+    return None
