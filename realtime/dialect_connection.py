@@ -209,7 +209,8 @@ class DialectConnection(ResumableConnection):
                 self._go_on(command.positions)
             case _ if isinstance(command, agent_turns.AgentCommand):
                 assert self._agent is not None, "a command for an agent that the server does not have"
-                self._agent.handle(command)
+                for answer in self._agent.handle(command):
+                    self._apply_all(self._dialect.send_agent_event(answer))
             case model.Configure() | model.QueryHeard() | model.ResumeSession():
                 raise AssertionError(f"{type(command).__name__} is given for a client's message only")
             case _:

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.api import INTERNAL_ERROR, ErrorInfo
+from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.agent.backend import BackendFailed
 from realtime.protocol import agent_turns
 from realtime.protocol.agent_turns import AgentEvent
@@ -62,8 +62,8 @@ class AgentSession:
             weak_method(self._on_turn),
         )
 
-    def handle(self, command: agent_turns.AgentCommand) -> None:
-        """Carry out a command. Raises ``SpeechError`` for audio that is refused."""
+    def handle(self, command: agent_turns.AgentCommand) -> list[AgentEvent]:
+        """Carry out a command and return its immediate events. Raises ``SpeechError`` for audio that is refused."""
         match command:
             case agent_turns.StartAnswer():
                 self._start_answer(command)
@@ -79,9 +79,10 @@ class AgentSession:
                 self._listen()
                 self._input.append(command.data)
             case agent_turns.CommitAudio():
-                self._input.commit()
+                return [self._begin_transcript(self._input.commit())]
             case agent_turns.ClearAudio():
                 self._input.clear()
+        return []
 
     async def next_event(self) -> AgentEvent | None:
         """Return the next event; ``None`` once the session is closed."""
@@ -198,23 +199,25 @@ class AgentSession:
         self._emit(kind(position_ms))
 
     def _on_turn(self, spoken: SpokenTurn) -> None:
-        turn, limit = next(self._turns), self._settings.max_pending_transcripts
+        self._emit(self._begin_transcript(spoken))
+
+    def _begin_transcript(self, spoken: SpokenTurn) -> agent_turns.AudioCommitted:
+        turn = next(self._turns)
         self._turn_timing = TurnTiming(spoken.speech_end_s, _elapsed_ms(spoken.speech_end_s))
-        self._emit(agent_turns.AudioCommitted(turn, spoken.is_detected))
-        if len(self._transcripts) >= limit:
-            error = LimitExceeded(f"max_pending_transcripts is {limit}").info
-            self._emit(agent_turns.AudioTranscribed(turn, spoken.duration_s, error=error))
-            return
         task = self._spawn(self._transcribe(turn, spoken, self._turn_timing), "transcript")
         self._transcripts.add(task)
         task.add_done_callback(self._transcripts.discard)
+        return agent_turns.AudioCommitted(turn, spoken.is_detected)
 
     async def _transcribe(self, turn: int, spoken: SpokenTurn, timing: TurnTiming) -> None:
         begun_s, text, error = now_s(), "", None
+        limit = self._settings.max_pending_transcripts
         assert self._agent.recognizer is not None
         try:
+            if len(self._transcripts) > limit:
+                raise LimitExceeded(f"max_pending_transcripts is {limit}")
             text = await self._agent.recognizer.transcribe(spoken)
-        except BackendFailed as failure:
+        except SpeechError as failure:
             error = failure.info
         except Exception:
             log.exception("internal error in agent")

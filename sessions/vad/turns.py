@@ -77,7 +77,8 @@ class TurnInput:
         on_speech: Callable[[bool, int], None],
         on_turn: Callable[[SpokenTurn], None],
     ) -> None:
-        """``on_speech`` receives that speech began (True) or ended, and the position in milliseconds."""
+        """``on_speech`` receives that speech began (True) or ended, and the position in milliseconds; ``on_turn`` the
+        turns whose ends were detected."""
         self._scheduler, self._settings, self._max_turn_s = scheduler, settings, max_turn_s
         self._on_speech, self._on_turn = on_speech, on_turn
         self._wake = WakeEvent()
@@ -124,15 +125,15 @@ class TurnInput:
         else:
             self._wake.set()
 
-    def commit(self) -> None:
-        """End the turn. Raises ``CodedError`` for too little audio."""
+    def commit(self) -> SpokenTurn:
+        """End the turn and return it. Raises ``CodedError`` for too little audio."""
         self._skip_incoming()
         if (duration_ms := self._format.duration_ms(len(self._buffer))) < MIN_TURN_MS:
             message = f"the buffer has {duration_ms} ms of audio, at least {MIN_TURN_MS} are needed"
             raise CodedError("input_audio_buffer_commit_empty", message, "audio")
         data = bytes(self._buffer)
         self.clear()
-        self._on_turn(SpokenTurn(self._format, data, now_s(), is_detected=False))
+        return SpokenTurn(self._format, data, now_s(), is_detected=False)
 
     def clear(self) -> None:
         """Drop the audio that was not committed."""

@@ -71,7 +71,7 @@ def is_on(session: Mapping[str, Any], option: str) -> bool:
 def decode_audio(text: str | None) -> bytes:
     """Decode the audio of a message. Raises ``RemoteProtocolError``."""
     try:
-        return binascii.a2b_base64((text or "").encode("ascii"))
+        return binascii.a2b_base64((text or "").encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):
         raise RemoteProtocolError("invalid_event", "audio is not base64", "audio") from None
 

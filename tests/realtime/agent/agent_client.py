@@ -13,7 +13,8 @@ import openai
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from openai.types.realtime import RealtimeServerEvent
 
-from tests.realtime.live_server import WAIT_S, LiveServer
+from tests.fakes.engine import FakeSpeechEngine
+from tests.realtime.live_server import WAIT_S, LiveServer, live_server
 
 RATE = 24_000
 TYPES: dict[str, type[openai.BaseModel]] = {
@@ -58,6 +59,17 @@ class AgentClient:
         response: dict[str, Any] = (await self.until("response.done"))["response"]
         return response
 
+    async def truncate(self, item_id: str, played_ms: int) -> None:
+        """Report what was played of an item."""
+        truncate = self.connection.conversation.item.truncate
+        await truncate(item_id=item_id, content_index=0, audio_end_ms=played_ms)
+
+    async def transcript(self, item_id: str) -> str:
+        """Return the transcript of an item, as the server has it now."""
+        await self.connection.conversation.item.retrieve(item_id=item_id)
+        [part] = (await self.until("conversation.item.retrieved"))["item"]["content"]
+        return str(part["transcript"])
+
     async def speak(self, pcm: bytes, chunk_ms: int = 100) -> None:
         """Append audio, as fast as it is accepted."""
         size = RATE * 2 * chunk_ms // 1000
@@ -85,3 +97,10 @@ async def agent_client(live: LiveServer, key: str = "none") -> AsyncIterator[Age
         connected = AgentClient(opened)
         await connected.until("session.created")
         yield connected
+
+
+@asynccontextmanager
+async def talking(url: str, engine: FakeSpeechEngine | None = None, **flags: object) -> AsyncIterator[AgentClient]:
+    """A client of a server whose language model is at ``url``."""
+    async with live_server(engine, agent__llm_url=url, **flags) as live, agent_client(live) as client:
+        yield client

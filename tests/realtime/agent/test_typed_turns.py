@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
+import time
 
 import pytest
 
 from realtime.config import ConfigError
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
-from tests.realtime.agent.agent_client import AgentClient, agent_client, spoken
+from tests.realtime.agent.agent_client import RATE, AgentClient, agent_client, spoken, talking
 from tests.realtime.agent.stub_backend import ScriptedAnswer, StubBackend
 from tests.realtime.live_server import live_server, until
 
@@ -20,7 +22,7 @@ CALL = {"id": "call_1", "name": "get_time", "arguments": '{"zone": "UTC"}'}
 
 async def test_answer_is_spoken_as_tokens_arrive(backend: StubBackend) -> None:
     backend.answers.append(ScriptedAnswer("One. Two. Three. Four."))
-    async with live_server(agent__llm_url=backend.url) as live, agent_client(live) as client:
+    async with talking(backend.url) as client:
         response = await client.ask("How are you?")
         assert response["status"] == "completed"
         assert spoken(response) == "One. Two. Three. Four."
@@ -37,7 +39,7 @@ async def test_answer_is_spoken_as_tokens_arrive(backend: StubBackend) -> None:
 
 
 async def test_ten_turns_remember_each_other(backend: StubBackend) -> None:
-    async with live_server(agent__llm_url=backend.url, agent__llm_model="m") as live, agent_client(live) as client:
+    async with talking(backend.url, agent__llm_model="m") as client:
         for number in range(10):
             backend.answers.append(ScriptedAnswer(f"Answer {number}."))
             response = await client.ask(f"Question {number}?")
@@ -61,7 +63,7 @@ async def test_agent_is_listed_with_the_model(backend: StubBackend) -> None:
 async def test_function_call_is_passed_through(backend: StubBackend) -> None:
     backend.answers += [ScriptedAnswer("Let me see.", [CALL]), ScriptedAnswer("It is noon.")]
     tool = {"type": "function", "name": "get_time", "parameters": {"type": "object", "properties": {}}}
-    async with live_server(agent__llm_url=backend.url) as live, agent_client(live) as client:
+    async with talking(backend.url) as client:
         session = {"type": "realtime", "tools": [tool], "instructions": "Be brief."}
         await client.connection.session.update(session=session)
         await client.until("session.updated")
@@ -90,10 +92,9 @@ async def test_agent_file_gives_instructions_and_tools(backend: StubBackend, tmp
     )
     monkeypatch.setenv("VOICEWIRE_AGENT_LLM_KEY", "the-key")
     backend.answers += [ScriptedAnswer(), ScriptedAnswer(status=401)]
-    async with live_server(agent__llm_url=f"{backend.url}/v1", agent__file=str(file)) as live:
-        async with agent_client(live) as client:
-            await client.ask("Hello")
-            assert spoken(await client.ask("Hello")) == "Oh dear."
+    async with talking(f"{backend.url}/v1", agent__file=str(file)) as client:
+        await client.ask("Hello")
+        assert spoken(await client.ask("Hello")) == "Oh dear."
     chat = backend.chats[0]
     assert chat["messages"][0]["content"] == "You sell tea."
     assert chat["max_tokens"] == 50
@@ -140,7 +141,7 @@ async def test_recognizer_without_model_stops_the_start() -> None:
 async def test_failing_model_is_reported_and_spoken(backend: StubBackend, caplog, answer: ScriptedAnswer) -> None:
     backend.answers += [answer, answer]
     flags = {"agent__first_token_timeout_s": 0.3, "agent__token_timeout_s": 0.3, "agent__retry_pause_s": 0.01}
-    async with live_server(agent__llm_url=backend.url, **flags) as live, agent_client(live) as client:
+    async with talking(backend.url, **flags) as client:
         response = await client.ask("SECRET question")
         assert response["status"] == "failed"
         assert response["status_details"]["error"]["code"] == "llm_failed"
@@ -155,23 +156,22 @@ async def test_failing_model_is_reported_and_spoken(backend: StubBackend, caplog
 
 
 async def test_model_out_of_reach_is_reported() -> None:
-    async with live_server(agent__llm_url="http://127.0.0.1:9", agent__llm_model="m") as live:
-        async with agent_client(live) as client:
-            response = await client.ask("Hello")
-            assert "cannot be reached" in response["status_details"]["error"]["message"]
-            assert spoken(response) == PHRASE
+    async with talking("http://127.0.0.1:9", agent__llm_model="m") as client:
+        response = await client.ask("Hello")
+        assert "cannot be reached" in response["status_details"]["error"]["message"]
+        assert spoken(response) == PHRASE
 
 
 async def test_failure_before_the_first_token_is_tried_again(backend: StubBackend) -> None:
     backend.answers += [ScriptedAnswer(status=503), ScriptedAnswer("Now it works.")]
-    async with live_server(agent__llm_url=backend.url) as live, agent_client(live) as client:
+    async with talking(backend.url) as client:
         assert spoken(await client.ask("Hello")) == "Now it works."
     assert len(backend.chats) == 2
 
 
 async def test_model_that_breaks_off_leaves_no_silence(backend: StubBackend) -> None:
     backend.answers.append(ScriptedAnswer("It is far. And then it", breaks_at=4))
-    async with live_server(agent__llm_url=backend.url) as live, agent_client(live) as client:
+    async with talking(backend.url) as client:
         response = await client.ask("How far?")
         assert response["status"] == "failed"
         assert spoken(response) == f"It is far. {PHRASE}"
@@ -180,7 +180,7 @@ async def test_model_that_breaks_off_leaves_no_silence(backend: StubBackend) -> 
 async def test_slow_model_is_bridged_by_a_phrase(backend: StubBackend) -> None:
     backend.answers.append(ScriptedAnswer(stalls_at=0))
     flags = {"agent__wait_phrase_after_s": 0.05, "agent__first_token_timeout_s": 0.5}
-    async with live_server(agent__llm_url=backend.url, **flags) as live, agent_client(live) as client:
+    async with talking(backend.url, **flags) as client:
         response = await client.ask("Hello")
         assert spoken(response) == f"One moment, please.  {PHRASE}"
 
@@ -189,20 +189,18 @@ async def test_stall_within_an_answer_is_spoken_up_to_there(backend: StubBackend
     """Text without an end is spoken before more comes: the rule against dead air."""
     backend.answers.append(ScriptedAnswer("I think that this and", stalls_at=6))
     engine = FakeSpeechEngine(FakeScript(ms_per_char=5.0, first_chunk_s=0.005, real_time_factor=0.02))
-    async with live_server(engine, agent__llm_url=backend.url, agent__token_timeout_s=2.0) as live:
-        async with agent_client(live) as client:
-            await client.write("Hello")
-            await client.until("response.output_audio.delta")
-            assert "error" not in client.kinds
+    async with talking(backend.url, engine, agent__token_timeout_s=2.0) as client:
+        await client.write("Hello")
+        await client.until("response.output_audio.delta")
+        assert "error" not in client.kinds
 
 
 async def test_long_answer_is_cut(backend: StubBackend) -> None:
     backend.answers.append(ScriptedAnswer("word " * 60))
-    async with live_server(agent__llm_url=backend.url, agent__max_answer_chars=50) as live:
-        async with agent_client(live) as client:
-            response = await client.ask("Tell me a story")
-            assert response["status"] == "completed"
-            assert len(spoken(response)) <= 50
+    async with talking(backend.url, agent__max_answer_chars=50) as client:
+        response = await client.ask("Tell me a story")
+        assert response["status"] == "completed"
+        assert len(spoken(response)) <= 50
 
 
 @pytest.mark.parametrize(
@@ -211,24 +209,23 @@ async def test_long_answer_is_cut(backend: StubBackend) -> None:
 async def test_tool_calls_are_bounded(backend: StubBackend, calls: list[dict[str, str]]) -> None:
     backend.answers.append(ScriptedAnswer("", calls))
     flags = {"agent__max_tool_calls": 2, "agent__max_argument_chars": 40}
-    async with live_server(agent__llm_url=backend.url, **flags) as live, agent_client(live) as client:
+    async with talking(backend.url, **flags) as client:
         response = await client.ask("Do it")
         assert response["status"] == "failed"
         assert spoken(response) == PHRASE
 
 
 async def test_old_turns_are_left_out_of_the_prompt(backend: StubBackend) -> None:
-    async with live_server(agent__llm_url=backend.url, agent__max_history_chars=60) as live:
-        async with agent_client(live) as client:
-            for number in range(4):
-                await client.ask(f"Question {number} " + "x" * 20)
+    async with talking(backend.url, agent__max_history_chars=60) as client:
+        for number in range(4):
+            await client.ask(f"Question {number} " + "x" * 20)
     texts = [message["content"] for message in backend.chats[-1]["messages"][1:]]
     assert texts[-1].startswith("Question 3")
     assert sum(map(len, texts)) <= 60
 
 
 async def test_audio_without_recognizer_is_refused_once(backend: StubBackend) -> None:
-    async with live_server(agent__llm_url=backend.url) as live, agent_client(live) as client:
+    async with talking(backend.url) as client:
         await client.speak(bytes(48_000))
         error = (await client.until("error"))["error"]
         assert "--stt" in error["message"]
@@ -238,7 +235,7 @@ async def test_audio_without_recognizer_is_refused_once(backend: StubBackend) ->
 
 
 async def test_items_with_audio_are_refused(backend: StubBackend) -> None:
-    async with live_server(agent__llm_url=backend.url) as live, agent_client(live) as client:
+    async with talking(backend.url) as client:
         content = [{"type": "input_audio", "audio": "AAAA"}]
         await client.connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
         assert (await client.until("error"))["error"]["param"] == "item.content"
@@ -247,7 +244,7 @@ async def test_items_with_audio_are_refused(backend: StubBackend) -> None:
 async def test_cancelled_answer_leaves_what_was_heard(backend: StubBackend) -> None:
     """An answer that is cancelled before its first token ends as well."""
     backend.answers += [ScriptedAnswer(stalls_at=0), ScriptedAnswer("Well.")]
-    async with live_server(agent__llm_url=backend.url) as live, agent_client(live) as client:
+    async with talking(backend.url) as client:
         await client.write("Hello")
         await client.until("response.created")
         await until(lambda: len(backend.chats) == 1)
@@ -261,7 +258,7 @@ async def test_cancelled_answer_leaves_what_was_heard(backend: StubBackend) -> N
 async def test_response_may_follow_a_cancel_at_once(backend: StubBackend) -> None:
     backend.answers += [ScriptedAnswer("A long story. " * 10), ScriptedAnswer("Short.")]
     engine = FakeSpeechEngine(FakeScript(real_time_factor=0.5))
-    async with live_server(engine, agent__llm_url=backend.url) as live, agent_client(live) as client:
+    async with talking(backend.url, engine) as client:
         await client.write("Tell me")
         await client.until("response.output_audio.delta")
         await client.connection.response.cancel()
@@ -270,38 +267,52 @@ async def test_response_may_follow_a_cancel_at_once(backend: StubBackend) -> Non
         assert spoken((await client.until("response.done"))["response"]) == "Short."
 
 
-async def interrupt(client: AgentClient, rng: random.Random, number: int) -> str:
-    """Ask, interrupt at a random moment as a client does, and return what its item says was heard."""
-    await client.write(f"Question {number}?")
+MS_PER_CHAR = 8
+
+
+def num_words_played(text: str, played_ms: float) -> int:
+    """Return the number of words of a text that the fake engine has spoken by then."""
+    return sum(match.end() * MS_PER_CHAR <= played_ms for match in re.finditer(r"\S+", text))
+
+
+async def interrupt(client: AgentClient, rng: random.Random) -> tuple[str, float, bool]:
+    """Interrupt an answer at a random moment. Return what its item says was heard, how much was played, and whether
+    all of it was sent."""
+    client.audio.clear()
+    await client.write("Go on.")
     item = (await client.until("response.output_item.added"))["item"]
+    await client.until("response.output_audio.delta")
+    begun_s = time.monotonic()
     for _ in range(rng.randrange(1, 40)):
-        event = await client.next()
-        if event["type"] == "response.done":
+        if (await client.next())["type"] == "response.done":
             break
-    played_ms = rng.randrange(0, 1_500)
-    if "response.done" not in client.kinds[-1:]:
+    else:
         await client.connection.response.cancel()
         await client.until("response.done")
-    await client.connection.conversation.item.truncate(item_id=item["id"], content_index=0, audio_end_ms=played_ms)
-    await client.connection.conversation.item.retrieve(item_id=item["id"])
-    [part] = (await client.until("conversation.item.retrieved"))["item"]["content"]
-    client.events.clear()
-    return str(part["transcript"])
+    await asyncio.sleep(rng.random() * 0.15)  # it plays
+    played_ms = min(1000 * (time.monotonic() - begun_s) * rng.random(), 500 * len(client.audio) / RATE)
+    await client.truncate(item["id"], round(played_ms))
+    is_complete = client.events[-1]["response"]["status"] == "completed"
+    return await client.transcript(item["id"]), played_ms, is_complete
 
 
 async def test_history_equals_what_was_heard(backend: StubBackend) -> None:
     """A hundred interruptions at random moments, before and after the end of an answer."""
     rng = random.Random(23)
-    engine = FakeSpeechEngine(FakeScript(ms_per_char=40.0, first_chunk_s=0.001, real_time_factor=0.02))
-    flags = {"agent__llm_url": backend.url, "agent__max_history_chars": 1_000_000}
+    engine = FakeSpeechEngine(FakeScript(ms_per_char=MS_PER_CHAR, first_chunk_s=0.001, real_time_factor=0.02))
     heard: list[str] = []
-    async with live_server(engine, **flags) as live, agent_client(live) as client:
+    async with talking(backend.url, engine, agent__max_history_chars=1_000_000) as client:
         for number in range(100):
-            backend.answers.append(ScriptedAnswer(f"This is answer {number} and it goes on.", speed=20))
-            heard.append(await interrupt(client, rng, number))
+            text = f"This is answer {number} and it goes on."
+            backend.answers.append(ScriptedAnswer(text, speed=20))
+            found, played_ms, is_complete = await interrupt(client, rng)
+            assert text.startswith(found)
+            num_words = num_words_played(text, played_ms)
+            assert (num_words - 1 if is_complete else 0) <= len(found.split()) <= num_words + 1
+            heard.append(found)
             said = [entry["content"] for entry in backend.chats[-1]["messages"] if entry["role"] == "assistant"]
-            assert said == [text for text in heard[:-1] if text]
-    assert len(set(map(len, heard))) >= 3, "cut at several places"
+            assert said == [*filter(None, heard[:-1])]
+    assert len(set(map(len, heard))) > 3, "cut at several places"
 
 
 async def test_nothing_is_left_of_a_client_that_goes(backend: StubBackend) -> None:
