@@ -32,7 +32,7 @@ from sessions.voices.lookup import find_voice
 from sessions.weak import weak_method
 
 if TYPE_CHECKING:
-    from realtime.agent.agent_session import AgentSession
+    from realtime.agent.agent_conversation import AgentConversation
     from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.connection")
@@ -61,7 +61,7 @@ class DialectConnection(ResumableConnection):
         # Set with the session, once the caller is authenticated.
         self._conversation: Conversation
         # Set with the session, for a dialect that uses the agent.
-        self._agent: AgentSession | None = None
+        self._agent: AgentConversation | None = None
         # True once another gateway serves the client over this connection.
         self._is_relayed = False
         # Since when the client is gone and the connection is not.
@@ -236,7 +236,7 @@ class DialectConnection(ResumableConnection):
     def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
         return () if self._agent is None else (self._deliver(self._agent),)
 
-    async def _deliver(self, agent: AgentSession) -> None:
+    async def _deliver(self, agent: AgentConversation) -> None:
         """Carry out what the dialect makes of the agent's events."""
         while (event := await agent.next_event()) is not None:
             try:
@@ -245,7 +245,7 @@ class DialectConnection(ResumableConnection):
             except SpeechError as error:
                 self._answer(error)
 
-    def _record_first_audio(self, agent: AgentSession, context: str) -> None:
+    def _record_first_audio(self, agent: AgentConversation, context: str) -> None:
         if (latency := agent.on_audio(context)) is not None:
             log.info("turn answered", extra=self._facts() | _latency_facts(latency))
             self._apply_all(self._dialect.send_agent_event(latency))
@@ -278,7 +278,7 @@ class DialectConnection(ResumableConnection):
             serial=self._route.serial,
         )
         if self._dialect.uses_agent and self._server.agent is not None:
-            self._agent = self._server.agent.open_session()
+            self._agent = self._server.agent.open_conversation()
         if self._dialect.can_resume and self._limits.resume_grace_s > 0:
             session, conversation, opened_s = self._session, self._conversation, self._opened_s
             state = ResumableConversation(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from realtime.agent.agent_conversation import AgentConversation
 from realtime.agent.agent_file import load_agent_file
-from realtime.agent.agent_session import AgentSession
 from realtime.agent.backend import Backend
 from realtime.agent.language_model import LanguageModel
 from realtime.agent.recognizer import Recognizer
@@ -47,8 +47,8 @@ class VoiceAgent:
     def ability(self) -> AgentAbility:
         return "text" if self.recognizer is None else "audio"
 
-    def open_session(self) -> AgentSession:
-        return AgentSession(self)
+    def open_conversation(self) -> AgentConversation:
+        return AgentConversation(self)
 
     async def aclose(self) -> None:
         await self.model.aclose()

@@ -99,7 +99,7 @@ class TurnInput:
         if format != self._format:
             self.clear()
             self._format = format
-        self._forget_detector()
+        self._reset_detector()
         self._is_speaking, self._detection, self._detector = False, detection, None
         if detection is None:
             self._skip_incoming()
@@ -140,7 +140,7 @@ class TurnInput:
         self._skip_incoming()
         self._buffer.clear()
         self._is_speaking = False
-        self._forget_detector()
+        self._reset_detector()
 
     async def run(self) -> None:
         """Process audio as it comes; ends when cancelled."""
@@ -152,7 +152,7 @@ class TurnInput:
                 while self._incoming and self._detector is not None:
                     await self._process(self._incoming[0], self._detector)
         finally:
-            self._forget_detector()
+            self._reset_detector()
 
     async def _process(self, data: bytes, detector: BargeInDetector) -> None:
         self._scheduler.push(detector, data, _ignore_onset)
@@ -185,7 +185,7 @@ class TurnInput:
         self._buffer.clear()
         self._is_speaking = False
         if not silence_s:
-            self._forget_detector()  # what follows is speech of another turn
+            self._reset_detector()  # what follows is speech of another turn
         self._on_turn(SpokenTurn(self._format, data, now_s() - silence_s - lag_s, is_detected=True))
 
     @property
@@ -199,7 +199,7 @@ class TurnInput:
         self._incoming.clear()
         self._num_incoming = 0
 
-    def _forget_detector(self) -> None:
+    def _reset_detector(self) -> None:
         """Reset the detector, and remove it from the scheduler."""
         if self._detector is not None:
             self._scheduler.remove(self._detector)

@@ -19,6 +19,7 @@ from sessions.audio.resampler import Resampler
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.agent.agent_client import RATE, agent_client, spoken, talking
 from tests.realtime.agent.stub_backend import ScriptedAnswer, StubBackend
+from tests.realtime.leftovers import leaves_no_object
 from tests.realtime.live_server import live_server, until
 
 PHRASES = ("Sorry, something went wrong. Please try again.", "Sorry, I did not catch that.")
@@ -276,3 +277,16 @@ async def test_nothing_is_left_of_a_speaker_that_goes(backend: StubBackend, said
             await client.until("input_audio_buffer.committed")
         await live.freed()
         await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("voicewire agent")])
+
+
+async def test_a_conversation_leaves_no_object(backend: StubBackend, said: bytes) -> None:
+    async with live_server(agent__llm_url=backend.url, **flags(backend)) as live:
+
+        async def visit() -> None:
+            async with agent_client(live) as client:
+                await client.configure(turn_detection=VAD)
+                await client.speak(said)
+                await client.until("response.done")
+                await client.ask("And typed?")
+
+        await leaves_no_object(live, visit)

@@ -36,7 +36,7 @@ class TurnTiming:
     llm_first_token_ms: float | None = None
 
 
-class AgentSession:
+class AgentConversation:
     """``handle`` never waits; what comes of it is given by ``next_event``. Call ``close`` and ``aclose``."""
 
     def __init__(self, agent: VoiceAgent) -> None:
