@@ -134,7 +134,7 @@ class DialectConnection(ResumableConnection):
             self.close("idle_timeout")
         elif now_s - self._paused_s >= self._limits.resume_grace_s:
             self._begin_close(CloseCode.NORMAL, "leave")
-        elif self._server.draining and not self._conversation.num_speaking:
+        elif self._server.draining and not self._conversation.num_speaking and not self._is_answering:
             self.close("draining")
         elif self._dialect.context_timeout_s is not None:
             self._conversation.report_idle(self._dialect.context_timeout_s, now_s)
@@ -232,6 +232,10 @@ class DialectConnection(ResumableConnection):
         self._apply_all(self._dialect.send_event(event))
 
     # The agent
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._agent is not None and self._agent.is_busy
 
     def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
         return () if self._agent is None else (self._deliver(self._agent),)

@@ -62,6 +62,11 @@ class AgentConversation:
             weak_method(self._on_turn),
         )
 
+    @property
+    def is_busy(self) -> bool:
+        """True while an answer or a transcript is under way, or its events are."""
+        return bool(self._answers or self._transcripts or self._events)
+
     def handle(self, command: agent_turns.AgentCommand) -> list[AgentEvent]:
         """Carry out a command and return its immediate events. Raises ``SpeechError`` for audio that is refused."""
         match command:

@@ -325,6 +325,17 @@ async def test_nothing_is_left_of_a_client_that_goes(backend: StubBackend) -> No
         await until(lambda: not agent_tasks())
 
 
+async def test_answer_in_a_drain_has_its_terminal_event(backend: StubBackend) -> None:
+    """Nothing new is spoken, and the connection is not closed before the client knows."""
+    backend.answers.append(ScriptedAnswer("Late, but here.", speed=0.02))
+    async with live_server(agent__llm_url=backend.url) as live, agent_client(live) as client:
+        await client.write("Hello")
+        await until(lambda: len(backend.chats) == 1)
+        live.speech.draining = True
+        response = (await client.until("response.done"))["response"]
+        assert response["status_details"]["error"]["code"] == "draining"
+
+
 def agent_tasks() -> list[str]:
     return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("voicewire agent")]
 
