@@ -87,6 +87,8 @@ def create_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await server.start()
         try:
+            if server.agent is not None:
+                await server.agent.start()
             async with AsyncExitStack() as services:
                 await services.enter_async_context(cluster)
                 for service in (relay, session_relay, audiosocket, mqtt, wyoming, device_ports):

@@ -62,6 +62,16 @@ class LanguageModel:
     async def aclose(self) -> None:
         await self._backend.aclose()
 
+    async def check(self) -> None:
+        """Check that the server can be reached, and find the model if none is configured. Raises ``BackendFailed``."""
+        try:
+            first = await self._backend.first_model()
+        except BackendFailed as error:
+            if self._model is None or error.may_retry:
+                raise
+        else:
+            self._model = self._model or first
+
     async def answer(self, request: StartAnswer) -> AsyncGenerator[str | ToolCall, None]:
         """Give the answer as it comes: pieces of text, then calls of tools. Raises ``BackendFailed``.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from realtime.agent.agent_conversation import AgentConversation
 from realtime.agent.agent_file import load_agent_file
-from realtime.agent.backend import Backend
+from realtime.agent.backend import Backend, BackendFailed
 from realtime.agent.language_model import LanguageModel
 from realtime.agent.recognizer import Recognizer
 from realtime.calls.connection import barge_in_settings
@@ -14,6 +15,8 @@ from realtime.config import ConfigError, ServerConfig
 from realtime.protocol.agent_turns import AgentAbility
 from sessions.metrics import Metrics
 from sessions.vad.scheduler import VadScheduler
+
+log = logging.getLogger("voicewire.agent")
 
 # Variables with the API keys of the two servers.
 LLM_KEY = "VOICEWIRE_AGENT_LLM_KEY"
@@ -49,6 +52,13 @@ class VoiceAgent:
 
     def open_conversation(self) -> AgentConversation:
         return AgentConversation(self)
+
+    async def start(self) -> None:
+        """Log a warning if the language model does not answer: it may be started later."""
+        try:
+            await self.model.check()
+        except BackendFailed as error:
+            log.warning("agent is not ready", extra={"code": error.code, "reason": str(error)})
 
     async def aclose(self) -> None:
         await self.model.aclose()
