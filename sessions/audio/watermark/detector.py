@@ -1,0 +1,177 @@
+"""Find the watermark in a recording, read its payload, and report where it is.
+
+Each cell's energy is compared with those before and after it, at every 5 ms. The sum over all pilots, each with its
+sign, is a score in standard deviations. Without the mark the signs are random, whatever the sound is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sessions.audio.pcm import Pcm
+from sessions.audio.watermark.pattern import (
+    FRAME_MS,
+    NUM_BANDS,
+    NUM_CODE_BITS,
+    PERIOD_FRAMES,
+    CellPattern,
+    band_weights,
+    decode,
+)
+
+DETECT_RATE = 16_000
+# Score from which a window is marked: by chance once in a billion trials, of which a window has 384.
+MIN_SCORE = 6.0
+WINDOW_S = 12.0
+HOPS_PER_FRAME = 4
+FRAME_SAMPLES = DETECT_RATE * FRAME_MS // 1000
+HOP_SAMPLES = FRAME_SAMPLES // HOPS_PER_FRAME
+NUM_BINS = 257
+# Changes of the logarithm of the energy beyond this count less, since speech makes them.
+SPREAD = 1.0
+# Energies below these mean nothing: of the band's mean, of the loudest band's mean, and noise that is always there.
+BAND_FLOOR, TOTAL_FLOOR = 1e-3, 1e-6
+NOISE_QUANTILE, NOISE_FACTOR = 0.1, 2.0
+# Digital silence has a logarithm, too.
+MIN_POWER = 1e-12
+
+Cells = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSpan:
+    """A part of a recording with the mark, as exact as the windows: half of ``WINDOW_S``."""
+
+    start_s: float
+    end_s: float
+    # Standard deviations above what chance gives.
+    score: float
+    # ``None`` if its checksum does not match.
+    payload: int | None
+
+
+class WindowScore(NamedTuple):
+    """The best alignment of the pattern with a window."""
+
+    score: float
+    payload: int | None
+
+
+def find_watermark(pcm: Pcm, key: bytes) -> list[MarkedSpan]:
+    """Return the marked parts of mono speech at ``DETECT_RATE``, in order; none if it has no mark of this key.
+
+    Takes about 2 ms per second of speech.
+    """
+    pattern = CellPattern.from_key(key)
+    size = int(WINDOW_S * DETECT_RATE)
+    last = max(pcm.size - size, 0)
+    starts = [*range(0, last, size // 2), last]
+    spans: list[MarkedSpan] = []
+    for start in starts:
+        found = score_window(pcm[start : start + size], pattern)
+        if found.score >= MIN_SCORE:
+            end_s = min(start + size, pcm.size) / DETECT_RATE
+            _append(spans, MarkedSpan(start / DETECT_RATE, end_s, found.score, found.payload))
+    return spans
+
+
+def _append(spans: list[MarkedSpan], span: MarkedSpan) -> None:
+    """Append a span, or extend the last one, where both overlap and neither contradicts the other."""
+    before = spans[-1] if spans else None
+    payloads = {span.payload, before.payload if before else None} - {None}
+    if before is None or span.start_s > before.end_s or len(payloads) > 1:
+        spans.append(span)
+        return
+    payload = next(iter(payloads), None)
+    spans[-1] = MarkedSpan(before.start_s, span.end_s, max(before.score, span.score), payload)
+
+
+def score_window(pcm: Pcm, pattern: CellPattern) -> WindowScore:
+    """Score all alignments of the pattern with speech at ``DETECT_RATE``, and read the payload of the best."""
+    return score_cells(cell_scores(cell_energies(pcm)), pattern)
+
+
+def score_cells(cells: Cells, pattern: CellPattern) -> WindowScore:
+    """Score all alignments of the pattern with the scores of cells, and read the payload of the best."""
+    if not cells.shape[0]:
+        return WindowScore(0.0, None)
+    best = max((_align(cells[phase::HOPS_PER_FRAME], pattern) for phase in range(HOPS_PER_FRAME)), key=_score)
+    values = best.folded * pattern.signs
+    is_data = pattern.bit_indices >= 0
+    soft_bits = np.bincount(pattern.bit_indices[is_data], values[is_data], NUM_CODE_BITS)
+    return WindowScore(best.score, decode(soft_bits.astype(np.float64)))
+
+
+class Alignment(NamedTuple):
+    score: float
+    # Sums over all periods, where the pattern begins: [frames, bands].
+    folded: Cells
+
+
+def _score(alignment: Alignment) -> float:
+    return alignment.score
+
+
+def _align(cells: Cells, pattern: CellPattern) -> Alignment:
+    """The best of all shifts by whole frames."""
+    folded, squares = _fold(cells), _fold(cells**2)
+    pilots = (pattern.bit_indices < 0).astype(np.float64)
+    sums = _correlate(folded, pilots * pattern.signs)
+    # Variance of the sum if each sign were drawn at random.
+    variances = np.maximum(_correlate(squares, pilots), 1e-9)
+    scores = sums / np.sqrt(variances)
+    shift = int(scores.argmax())
+    return Alignment(float(scores[shift]), np.roll(folded, -shift, axis=0))
+
+
+def _fold(cells: Cells) -> Cells:
+    num_periods = -(-cells.shape[0] // PERIOD_FRAMES)
+    padded = np.zeros((num_periods * PERIOD_FRAMES, NUM_BANDS))
+    padded[: cells.shape[0]] = cells
+    folded: Cells = padded.reshape(num_periods, PERIOD_FRAMES, NUM_BANDS).sum(0)
+    return folded
+
+
+def _correlate(cells: Cells, weights: Cells) -> Cells:
+    """Sum of cells times weights for each cyclic shift in time, over all bands."""
+    spectrum = np.fft.rfft(cells, axis=0) * np.conj(np.fft.rfft(weights, axis=0))
+    return np.fft.irfft(spectrum.sum(1), PERIOD_FRAMES)
+
+
+def cell_energies(pcm: Pcm) -> Cells:
+    """Logarithm of the energy of each cell at a hop of 5 ms, [hops, bands]."""
+    if pcm.size < FRAME_SAMPLES:
+        return np.zeros((0, NUM_BANDS))
+    taper = np.sqrt(np.sin(np.pi * (np.arange(FRAME_SAMPLES) + 0.5) / FRAME_SAMPLES))
+    frames = np.lib.stride_tricks.sliding_window_view(pcm, FRAME_SAMPLES)[::HOP_SAMPLES] * taper
+    powers = np.abs(np.fft.rfft(frames, 2 * (NUM_BINS - 1))) ** 2 @ band_weights(DETECT_RATE, NUM_BINS).T
+    means, noise = powers.mean(0), np.quantile(powers, NOISE_QUANTILE, axis=0)
+    floor = BAND_FLOOR * means + TOTAL_FLOOR * means.max() + NOISE_FACTOR * noise
+    return np.asarray(np.log(powers + floor + MIN_POWER))
+
+
+def cell_scores(energies: Cells) -> Cells:
+    """How much each cell speaks for a raised energy against a lowered one (locally optimal for heavy tails).
+
+    A cell's own difference to its neighbors counts, and so do theirs to it.
+    """
+    surprise = np.zeros_like(energies)
+    hops = HOPS_PER_FRAME
+    if energies.shape[0] > 2 * hops:
+        surprise[hops:-hops] = energies[hops:-hops] - 0.5 * (energies[: -2 * hops] + energies[2 * hops :])
+    limited = surprise / (surprise**2 + SPREAD**2)
+    scores = limited.copy()
+    scores[:-hops] -= 0.5 * limited[hops:]
+    scores[hops:] -= 0.5 * limited[:-hops]
+    return scores
+
+
+def common_payload(spans: Sequence[MarkedSpan]) -> int | None:
+    """The payload of the span with the highest score that has one."""
+    readable = [span for span in spans if span.payload is not None]
+    return max(readable, key=lambda span: span.score).payload if readable else None
