@@ -27,7 +27,9 @@ from realtime.integration_config import (
 )
 
 ENVIRONMENT_PREFIX = "VOICEWIRE_"
-SECRETS = frozenset({"auth.api_keys", "auth.token_secret", "calls.twilio_auth_token", "mqtt.password", "mqtt.url"})
+SECRETS = frozenset(
+    {"auth.api_keys", "auth.token_secret", "calls.twilio_auth_token", "mqtt.password", "mqtt.url", "watermark.key"}
+)
 
 
 class ConfigError(Exception):
@@ -305,6 +307,20 @@ class VoiceStoreSettings(SettingsSection, frozen=True):
     max_fetch_redirects: ClassVar[int] = 3
 
 
+class WatermarkSettings(SettingsSection, frozen=True):
+    enabled: Annotated[
+        bool, Meta(description="Mark all speech as synthetic, inaudibly (docs/reference/watermark.md).")
+    ] = True
+    key: Annotated[
+        str | None,
+        Meta(description="Secret key of the mark, best in the environment; by default one in a file."),
+    ] = None
+    payload: Annotated[
+        Annotated[int, Meta(ge=0, le=4_294_967_295)] | None,
+        Meta(description="32 bits in the mark that `voicewire detect` reads; by default they follow from the key."),
+    ] = None
+
+
 class LogSettings(SettingsSection, frozen=True):
     level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Minimum level of log lines.")] = (
         "info"
@@ -335,6 +351,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     mqtt: MqttSettings = MqttSettings()
     wyoming: WyomingSettings = WyomingSettings()
     xiaozhi: XiaozhiSettings = XiaozhiSettings()
+    watermark: WatermarkSettings = WatermarkSettings()
     log: LogSettings = LogSettings()
     debug: DebugConfig = DebugConfig()
 

@@ -22,6 +22,7 @@ from realtime.resumption import RefusalCause, ResumptionTable, resume_refused
 from realtime.setting_mapping import default_settings
 from realtime.usage_log import UsageLog
 from realtime.voice_cloner import VoiceCloner
+from realtime.watermark import load_watermark
 from sessions.admission import CONNECTIONS, LocalUsageCounters, UsageCounters, key_counter
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.uniform_aligner import UniformAligner
@@ -72,7 +73,7 @@ class SpeechServer:
         gateway: int = 0,
         voices: VoiceStore | None = None,
     ) -> None:
-        """``gateway`` is the number of this process among those of the server."""
+        """``gateway`` is the number of this process among those of the server. Raises ``ConfigError``."""
         self.config = config
         self.tally = tally or LocalUsageCounters()
         self.engine = engine
@@ -92,6 +93,7 @@ class SpeechServer:
         # Set where a language model is configured.
         self.agent: VoiceAgent | None = None
         self.cloning = VoiceCloner(config, engine, self.tally)
+        self.watermark = load_watermark(config.watermark)
         self.registry = SessionRegistry(
             engine,
             registry_limits(config, len(gatekeeper.key_names)),
@@ -102,6 +104,7 @@ class SpeechServer:
             self.resumption.evict_speech,
             self.lexicons,
             self._usage_log,
+            self.watermark,
         )
         self.settings = default_settings(config.speech)
         self._connections: set[ManagedConnection] = set()

@@ -16,6 +16,7 @@ from sessions.audio.resampler import Resampler
 from sessions.audio.segment_joiner import SegmentJoiner
 from sessions.audio.speech_shaper import SpeechShaper
 from sessions.audio.time_stretch import TimeStretcher
+from sessions.audio.watermark.embedder import Watermark
 from sessions.config import AudioFormat
 from sessions.encoders import EncoderPool
 from sessions.packetizer import PACKET_MS, AudioPacket, codec_delay_ms, create_packetizer
@@ -52,6 +53,7 @@ class AudioTrack:
         encoders: EncoderPool,
         speed: float = 1.0,
         has_styles: bool = False,
+        watermark: Watermark | None = None,
     ) -> None:
         """With ``has_styles``, segments have styles and breaks between them."""
         self._encoders = encoders
@@ -59,6 +61,7 @@ class AudioTrack:
         self._encoder = create_packetizer(audio)
         self._changes_speed = speed != 1.0
         self._stretcher = TimeStretcher(engine_rate, speed)
+        self._embedder = None if watermark is None else watermark.create_embedder(engine_rate)
         self._resampler = Resampler(engine_rate, audio.sample_rate)
         self._join_samples = engine_rate * JOIN_MS // 1000
         self._first_samples = engine_rate * (JOIN_MS + RESAMPLE_MS + PACKET_MS) // 1000
@@ -228,6 +231,9 @@ class AudioTrack:
         return await self._encode_stretched(pcm)
 
     async def _encode_stretched(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        """Mark and encode speech at its final rate of playback."""
+        if self._embedder is not None:
+            pcm = self._embedder.push(pcm)
         return await self._encode_resampled(self._resampler.push(pcm))
 
     async def _encode_resampled(self, pcm: Pcm) -> Sequence[AudioPacket]:

@@ -17,6 +17,7 @@ from sessions.alignment.idle_backlog import IdleAlignmentBacklog
 from sessions.alignment.lazy_aligner import AlignmentBacklog
 from sessions.audio.formats.codecs import warm_up_codecs
 from sessions.audio.opus_library import OpusUnavailable
+from sessions.audio.watermark.embedder import Watermark
 from sessions.audio_track import AudioTrack
 from sessions.clock import now_s
 from sessions.config import AudioFormat, RegistryLimits, SpeechSettings
@@ -63,6 +64,7 @@ class SessionRegistry:
         evict: EvictSession = lambda _: False,
         lexicons: LexiconStore | None = None,
         usage: UsageRecorder | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderPool(self.limits.encoder_threads)
@@ -82,6 +84,7 @@ class SessionRegistry:
             evict,
             lexicons=lexicons,
             usage=usage,
+            watermark=watermark,
         )
         self._tally = tally or LocalUsageCounters()
         self._admission = ResponseLimiter(self.limits, self._tally, evict)
@@ -144,7 +147,7 @@ class SessionRegistry:
         """
         await self._encoders.run(warm_up_codecs)
         with contextlib.suppress(OpusUnavailable):
-            audio = AudioTrack(AudioFormat(), WARM_UP_RATE, self._encoders)
+            audio = AudioTrack(AudioFormat(), WARM_UP_RATE, self._encoders, watermark=self._services.watermark)
             await audio.begin_segment()
             await audio.push(SpeechChunk("warm-up", 0, np.zeros(WARM_UP_SAMPLES, np.float32)))
             await audio.finish()

@@ -368,7 +368,14 @@ class Response:
         try:
             rate = services.engine.info.sample_rate
             await self._speak(
-                AudioTrack(settings.format, rate, services.encoders, settings.speed, self._styles is not None)
+                AudioTrack(
+                    settings.format,
+                    rate,
+                    services.encoders,
+                    settings.speed,
+                    self._styles is not None,
+                    services.watermark,
+                )
             )
         except Exception as error:
             self._fail(error)

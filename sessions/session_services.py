@@ -9,6 +9,7 @@ from sessions.admission import EvictSession
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.idle_backlog import IdleAlignmentBacklog
 from sessions.alignment.lazy_aligner import AlignmentBacklog
+from sessions.audio.watermark.embedder import Watermark
 from sessions.config import SessionLimits
 from sessions.encoders import EncoderPool
 from sessions.lexicon_store import LexiconStore
@@ -40,3 +41,5 @@ class SessionServices:
     lexicons: LexiconStore | None = None
     # Where each reply that ends is recorded.
     usage: UsageRecorder | None = None
+    # Marks all speech.
+    watermark: Watermark | None = None

@@ -31,6 +31,8 @@ from realtime.commands.streams import FORMATS, PLAYERS, find_player, output_path
 from realtime.config import ConfigError, load_config
 from realtime.engine_factory import add_model_argument, running_engine
 from realtime.voice_cloner import VoiceCloner
+from realtime.watermark import load_watermark
+from sessions.audio.watermark.embedder import Watermark
 from sessions.config import AudioFormat, Encoding, Markup, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import MarkupWarned, ResponseAudio, ResponseFinished, ResponseWordTimes
 from sessions.registry import SessionRegistry
@@ -127,14 +129,16 @@ async def say(args: argparse.Namespace, fields: dict[str, Any]) -> int:
             sampling=sampling_of(body, SamplingParams(seed=args.seed)),
         )
         voices = VoiceStore(voices_folder(config.voices.folder))
-        async with single_session(engine, speech, voices) as session:
+        async with single_session(engine, speech, voices, load_watermark(config.watermark)) as session:
             return await speak(LocalSpeech(session), args, engine.info.sample_rate)
 
 
 @asynccontextmanager
-async def single_session(engine: SpeechEngine, settings: SpeechSettings, voices: VoiceStore) -> AsyncIterator[Session]:
+async def single_session(
+    engine: SpeechEngine, settings: SpeechSettings, voices: VoiceStore, watermark: Watermark | None
+) -> AsyncIterator[Session]:
     limits = RegistryLimits(session=LIMITS, expire_every_s=PROGRESS_INTERVAL_S)
-    registry = SessionRegistry(engine, limits, voices=voices)
+    registry = SessionRegistry(engine, limits, voices=voices, watermark=watermark)
     watch = asyncio.create_task(registry.run(), name="voicewire time-outs")
     try:
         yield registry.create(settings=settings)

@@ -14,6 +14,7 @@ import pytest
 
 from engine.api import InvalidRequest
 from sessions.alignment.uniform_aligner import UniformAligner
+from sessions.audio.watermark.embedder import Watermark
 from sessions.checkpoint import Checkpoint, EarlyCut, Replay
 from sessions.config import AudioFormat, Encoding, SpeechSettings
 from sessions.events import CheckpointAdded, FlushCompleted, ResponseAudio, ResponseStatus, ResponseWordTimes
@@ -113,14 +114,16 @@ class ReplayClient:
 
 
 class DyingGateway:
-    def __init__(self, settings: SpeechSettings, script: FakeScript = SCRIPT) -> None:
-        self.settings, self.engine = settings, RecordingEngine()
+    def __init__(
+        self, settings: SpeechSettings, script: FakeScript = SCRIPT, watermark: Watermark | None = None
+    ) -> None:
+        self.settings, self.engine, self.watermark = settings, RecordingEngine(), watermark
         self.engine.script = script
 
     async def speak(self, writer: Writer, replay: Replay | None = None, for_s: float = 1e6) -> ResponseRecord:
         """Speak to the end, or until the gateway dies."""
         await self.engine.start()
-        registry = SessionRegistry(self.engine, LIMITS, make_aligner=UniformAligner)
+        registry = SessionRegistry(self.engine, LIMITS, make_aligner=UniformAligner, watermark=self.watermark)
         response = registry.create().create_response(settings=self.settings, replay=replay)
         record, reading = reading_task(response)
         record.check = lambda event: None  # type: ignore[method-assign]
@@ -145,12 +148,14 @@ async def test_cut_reply_goes_on_with_the_same_samples(seed: int) -> None:
         speed=chance.choice([1.0, 1.0, 1.3]),
     )
     writer, client = Writer.from_seed(chance), ReplayClient()
+    # The mark follows from the key and the position in the response.
+    watermark = Watermark(b"k" * 32, seed) if seed % 2 else None
     replay: Replay | None = None
     is_over = False
     while not is_over:
         life_s = chance.choice([chance.uniform(0, 12), 1e6])
         script = replace(SCRIPT, chunk_frames=chance.choice([1, 3]), real_time_factor=chance.choice([0.05, 0.3]))
-        gateway = DyingGateway(settings, script)
+        gateway = DyingGateway(settings, script, watermark)
         record = await gateway.speak(writer, replay, life_s)
         is_over = record.done.status is ResponseStatus.COMPLETED
         num_events = len(record.events) if is_over else chance.randint(0, len(record.events) - 1)
@@ -165,7 +170,7 @@ async def test_cut_reply_goes_on_with_the_same_samples(seed: int) -> None:
     assert [flush.flush for flush in client.flushes] == list(range(sum(not text for _, text in writer.steps)))
     # Made from the checkpoints alone, it is the same from its first sample on.
     whole = ReplayClient()
-    again = await DyingGateway(settings).speak(
+    again = await DyingGateway(settings, watermark=watermark).speak(
         replace(writer, num_done=len(writer.steps)), client.replay(received_samples=0)
     )
     whole.receive(again, len(again.events))

@@ -33,6 +33,8 @@ from realtime.commands.streams import (
     find_player,
     output_path,
 )
+from realtime.config import WatermarkSettings
+from realtime.watermark import load_watermark
 from tests.fakes.engine import FakeScript, tone
 from tests.fakes.engine_script import SAMPLE_RATE
 from tests.realtime.server_process import server
@@ -189,6 +191,16 @@ def test_without_player_and_file_the_error_gives_advice(fake_engine, monkeypatch
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert main(["say", TEXT]) == 1
     assert "name a file with -o" in capsys.readouterr().err
+
+
+def test_file_is_marked_by_default(fake_engine, wav, monkeypatch):
+    monkeypatch.delenv("VOICEWIRE_WATERMARK_ENABLED")
+    assert main(["say", "Hi.", "-o", str(wav)]) == 0
+    marked = samples_of(wav)
+    unmarked = tone(fake_engine.requests[0], 0, len(marked))
+    watermark = load_watermark(WatermarkSettings())
+    assert np.abs(marked - watermark.create_embedder(SAMPLE_RATE).push(unmarked)).max() < 1e-3
+    assert np.abs(marked - unmarked).max() > 1e-2
 
 
 def test_a_player_is_used_when_there_is_one(fake_engine, tmp_path, monkeypatch):

@@ -1,0 +1,29 @@
+"""The watermark of a deployment: its key, which is created once, and its payload."""
+
+from __future__ import annotations
+
+import hashlib
+
+from realtime.config import WatermarkSettings
+from realtime.stored_secret import SecretKind, load_secret
+from sessions.audio.watermark.embedder import Watermark
+
+KEY = SecretKind("watermark.key", "watermark-key", "marks speech", "the key of the watermark")
+
+
+def load_watermark(settings: WatermarkSettings) -> Watermark | None:
+    """Return the watermark of all speech; ``None`` if it is off. Raises ``ConfigError``."""
+    if not settings.enabled:
+        return None
+    key = load_key(settings.key)
+    return Watermark(key, default_payload(key) if settings.payload is None else settings.payload)
+
+
+def load_key(setting: str | None, creates: bool = True) -> bytes:
+    """Return the key, from the setting or from its file. Raises ``ConfigError``."""
+    return load_secret(KEY, setting, creates)
+
+
+def default_payload(key: bytes) -> int:
+    """32 bits that tell keys apart and reveal nothing of them."""
+    return int.from_bytes(hashlib.sha256(b"voicewire watermark payload" + key).digest()[:4], "big")
