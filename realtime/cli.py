@@ -34,6 +34,7 @@ COMMANDS = {
     "cluster": Entry("realtime.commands.cluster", "run engines and gateways on several machines, with Ray"),
     "bench": Entry("realtime.commands.bench", "load a server with clients, and report what they measured"),
     "voices": Entry("realtime.commands.voices", "list the voices of a model; store, blend and delete voices"),
+    "detect": Entry("realtime.commands.detect", "report whether a recording has the watermark of this deployment"),
     "doctor": Entry("realtime.commands.doctor", "list what is missing on this machine, and how to get it"),
 }
 

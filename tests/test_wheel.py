@@ -22,6 +22,7 @@ from tests.realtime.server_process import wire_address
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("engine", "realtime", "sessions", "web_client", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
+MARK_SETTING = "VOICEWIRE_WATERMARK_ENABLED"
 EMBEDDED_VOICE = ROOT / "engine" / "voices" / "embedded"
 
 
@@ -90,7 +91,8 @@ def installed(wheel, tmp_path_factory) -> Path:
 
 
 def outside() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """The environment of a user: the defaults hold."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", MARK_SETTING)}
 
 
 @contextmanager
@@ -118,7 +120,7 @@ def test_every_command_runs_from_an_installed_wheel(installed, tmp_path):
     assert Path(found.strip()).is_relative_to(installed.parent)
 
     commands = re.findall(r"^    (\w+) ", run("--help"), re.MULTILINE)
-    assert commands == ["say", "serve", "engine", "cluster", "bench", "voices", "doctor"]
+    assert commands == ["say", "serve", "engine", "cluster", "bench", "voices", "detect", "doctor"]
     for command in ("engine", "cluster"):
         assert f"usage: voicewire {command}" in run(command, "--help")
     options = run("serve", "--help")
@@ -130,6 +132,8 @@ def test_every_command_runs_from_an_installed_wheel(installed, tmp_path):
     run("say", "Hello there.", "-o", "hello.wav", "--seed", "1")
     with wave.open(str(tmp_path / "hello.wav")) as speech:
         assert 0.3 < speech.getnframes() / speech.getframerate() < 5
+    run("say", "Hello there, this is a recording that is long enough to hold a mark.", "-o", "mark.wav", "--seed", "1")
+    assert json.loads(run("detect", "mark.wav", "--json"))["marked"]
     with serving(installed / "voicewire", tmp_path) as address:
         report = run("bench", "--url", address, "--responses", "1", "--no-cancel", "--burst", "--json")
     assert json.loads(report)["responses"] == 1
