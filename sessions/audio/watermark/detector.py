@@ -119,11 +119,11 @@ def _score(alignment: Alignment) -> float:
 
 def _align(cells: Cells, pattern: CellPattern) -> Alignment:
     """The best of all shifts by whole frames."""
-    folded, squares = _fold(cells), _fold(cells**2)
+    folded = _fold(cells)
     pilots = (pattern.bit_indices < 0).astype(np.float64)
     sums = _correlate(folded, pilots * pattern.signs)
-    # Variance of the sum if each sign were drawn at random.
-    variances = np.maximum(_correlate(squares, pilots), 1e-9)
+    # Variance of the sum if each sign were drawn at random: the mark of another key repeats with the period, too.
+    variances = np.maximum(_correlate(folded**2, pilots), 1e-9)
     scores = sums / np.sqrt(variances)
     shift = int(scores.argmax())
     return Alignment(float(scores[shift]), np.roll(folded, -shift, axis=0))

@@ -14,7 +14,17 @@ from sessions.audio.g711 import mulaw_to_pcm, pcm_to_mulaw
 from sessions.audio.pcm import Pcm
 from sessions.audio.recordings.decode import decode_recording
 from sessions.audio.resampler import Resampler
-from sessions.audio.watermark.detector import DETECT_RATE, WINDOW_S, MarkedSpan, common_payload, find_watermark
+from sessions.audio.watermark.detector import (
+    DETECT_RATE,
+    HOPS_PER_FRAME,
+    WINDOW_S,
+    MarkedSpan,
+    cell_energies,
+    cell_scores,
+    common_payload,
+    find_watermark,
+    score_cells,
+)
 from sessions.audio.watermark.embedder import Watermark, band_depths_db, frame_filters
 from sessions.audio.watermark.pattern import PAYLOAD_BITS, PERIOD_FRAMES, CellPattern, decode, encode
 from sessions.config import AudioFormat, Encoding
@@ -98,6 +108,13 @@ def test_mark_is_found_in_two_seconds() -> None:
 )
 def test_no_mark_of_this_key_is_found(pcm: Pcm) -> None:
     assert find(pcm, key=b"another key") == []
+
+
+def test_repeated_sound_scores_as_chance_does() -> None:
+    """The mark of another key repeats with the period, so each sign counts once for all periods."""
+    cells = cell_scores(cell_energies(resample(SIGNAL, RATE, DETECT_RATE)))[: PERIOD_FRAMES * HOPS_PER_FRAME]
+    repeated = np.tile(cells, (6, 1))
+    assert max(score_cells(repeated, CellPattern.from_key(b"%d" % number)).score for number in range(20)) < 5.2
 
 
 def test_span_is_where_the_mark_is() -> None:
