@@ -18,6 +18,7 @@ from realtime.server import SpeechServer
 from realtime.setting_mapping import can_replay, speech_settings, wire_settings, with_seed
 from realtime.version import VERSION
 from sessions.alignment.word_times import WordTime
+from sessions.audio.provenance import SOURCE_TYPE
 from sessions.checkpoint import Replay
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
@@ -509,4 +510,6 @@ async def describe_session(server: SpeechServer, session: Session, resume_token:
         ),
         resume_grace_s=limits.resume_grace_s if resume_token else 0.0,
         resume_window_s=RESUME_WINDOW_S if resume_token else 0.0,
+        digital_source_type=SOURCE_TYPE,
+        watermark=server.watermark is not None,
     )

@@ -20,6 +20,7 @@ from realtime.protocol import model
 from realtime.protocol.telephony import base
 from realtime.server import SpeechServer
 from realtime.transports.transport import MessageTransport
+from sessions.audio.provenance import SOURCE_TYPE
 from sessions.config import AudioFormat, Encoding
 from sessions.session import Session
 from sessions.vad.barge_in import BargeInDetector, BargeInSettings
@@ -183,6 +184,7 @@ class CallConnection(Connection):
             encoding=line.encoding,
             sample_rate=line.sample_rate,
             parameters=dict(started.parameters),
+            digital_source_type=SOURCE_TYPE,
         )
         self._call = Call(
             call_id,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from sessions.audio.formats.registry import finalize_file, stream_encoder
+from sessions.audio.formats.registry import file_trailer, finalize_header, stream_encoder
 from sessions.audio.pcm import s16le_to_pcm
 from sessions.audio.wav import BYTES_PER_SAMPLE, HEADER_BYTES
 from sessions.config import AudioFormat, Encoding
@@ -149,9 +149,9 @@ class AudioFile:
         if self._file is None:
             return
         with self._file as file:
-            file.write(self._encoder.finish())
+            file.write(self._encoder.finish() + file_trailer(self._format))
             file.seek(0)
-            header = finalize_file(file.read(HEADER_BYTES), self._format, self._num_samples)
+            header = finalize_header(file.read(HEADER_BYTES), self._format, self._num_samples)
             file.seek(0)
             file.write(header)
 

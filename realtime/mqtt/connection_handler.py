@@ -24,6 +24,7 @@ from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialec
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
 from realtime.transports.transport import check_size
+from sessions.audio.provenance import SOURCE_TYPE
 
 log = logging.getLogger("voicewire.mqtt")
 
@@ -179,7 +180,12 @@ class MqttConnectionHandler:
         await self._line.subscribe(topics.inbox)
         held.push_async_callback(self._unsubscribe, topics.inbox)
         answer = messages.MqttOpened(
-            sid=sid, worker=self._worker, inbox=topics.inbox, audio=topics.audio, ev=topics.events
+            sid=sid,
+            worker=self._worker,
+            inbox=topics.inbox,
+            audio=topics.audio,
+            ev=topics.events,
+            digital_source_type=SOURCE_TYPE,
         )
         return connection, link, answer
 

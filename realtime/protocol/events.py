@@ -188,6 +188,9 @@ class SessionCreated(ServerEventBase, tag="session.created", frozen=True):
     # Seconds for which the session outlives a lost connection, and of sent audio that a resume can repeat at most.
     resume_grace_s: float = 0.0
     resume_window_s: float = 0.0
+    # What the speech is, in a term of IPTC, and whether it has a watermark.
+    digital_source_type: str = ""
+    watermark: bool = False
 
 
 class ResumedResponse(Struct, frozen=True, kw_only=True):

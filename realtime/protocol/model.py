@@ -610,6 +610,8 @@ class CallConnected(EventBase, tag="call.connected", frozen=True):
     encoding: str
     sample_rate: int
     parameters: dict[str, str]
+    # What the replies are, in a term of IPTC.
+    digital_source_type: str = ""
 
 
 class CallReplyAccepted(EventBase, tag="reply.accepted", frozen=True):

@@ -21,7 +21,8 @@ from realtime.speech_api.request import body_of, parse_object
 from realtime.speech_api.speech_job import ReferenceEncoder, prepare_job, usage
 from realtime.transports.http_routes import read_body, server_of
 from realtime.transports.speech_routes import ByteBudget, check_limits, decode, speak_whole
-from realtime.transports.transport import cancel_on_disconnect
+from realtime.transports.transport import PROVENANCE_HEADER, cancel_on_disconnect
+from sessions.audio.provenance import SOURCE_TYPE
 from sessions.session import Session
 
 MAX_ITEMS = 32
@@ -71,7 +72,8 @@ async def speech_batch(request: Request) -> Response:
     items = _items(await decode(parse_object, await read_body(request, server, caller)))
     check_limits(server, caller)
     results = await cancel_on_disconnect(request, _synthesize_all(items, server, caller))
-    return StreamingResponse(_encode_results(results), media_type="application/json")
+    headers = {PROVENANCE_HEADER: SOURCE_TYPE}
+    return StreamingResponse(_encode_results(results), media_type="application/json", headers=headers)
 
 
 async def _synthesize_all(items: list[dict[str, Any]], server: SpeechServer, caller: Principal) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from realtime.config import LimitSettings
 from realtime.errors import RemoteProtocolError, RequestRefused
+from sessions.audio.provenance import SOURCE_TYPE
 
 Result = TypeVar("Result")
 
@@ -182,6 +183,10 @@ class WebSocketTransport(MessageTransport):
             line["abort"]()
 
 
+# Says of an answer that its audio is synthetic.
+PROVENANCE_HEADER = "X-Voicewire-Digital-Source-Type"
+
+
 class ResponseAborted(Exception):
     """Speech broke off after the answer had begun; the connection is cut to show it."""
 
@@ -233,7 +238,7 @@ class HttpTransport(MessageTransport):
             return
         self.has_begun = True
         media_type, headers = self.head()
-        raw = [(b"content-type", media_type.encode())]
+        raw = [(b"content-type", media_type.encode()), (PROVENANCE_HEADER.lower().encode(), SOURCE_TYPE.encode())]
         raw += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self._raw_send({"type": "http.response.start", "status": 200, "headers": raw})
 

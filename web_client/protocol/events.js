@@ -237,7 +237,7 @@ const word = struct(
 /**
  * @typedef {{type: "session.created", session_id: string, resume_token: string, protocol: string,
  *   server_version: string, model: string, voices: string[], languages: string[], settings: Settings, limits: Limits,
- *   resume_grace_s: number, resume_window_s: number}} SessionCreated
+ *   resume_grace_s: number, resume_window_s: number, digital_source_type: string, watermark: boolean}} SessionCreated
  * @typedef {{response_id: string, state: string, response: number | null, format: ActualFormat | null,
  *   settings: Settings | null, received_chars: number, received_flushes: number, next_sample: number, discard_samples: number}} ResumedResponse
  * @typedef {{type: "session.resumed", session_id: string, token: string, grace_s: number, settings: Settings,
@@ -290,6 +290,8 @@ export const SERVER_EVENTS = {
     limits: required(limits),
     resume_grace_s: optional(number, 0),
     resume_window_s: optional(number, 0),
+    digital_source_type: optional(text, ""),
+    watermark: optional(flag, false),
   },
   "session.resumed": {
     session_id: required(text),

@@ -246,6 +246,8 @@ class MqttOpened(Struct, frozen=True, kw_only=True):
     inbox: str = msgspec.field(name="in")
     audio: str
     ev: str
+    # What the speech is, in a term of IPTC.
+    digital_source_type: str = ""
 
 
 class MqttRefusal(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import numpy as np
 
 from sessions.audio.framer import Framer
 from sessions.audio.pcm import S16, Pcm, float_to_s16, within_full_scale
+from sessions.audio.provenance import id3_tag, vorbis_comments
 from sessions.errors import UnsupportedFormat
 
 if TYPE_CHECKING:
@@ -99,6 +100,12 @@ class Mp3Stream(CodecStream):
         limit = max(most for rate, most in MP3_MAX_BITRATES.items() if rate <= sample_rate)
         _check_bitrate("mp3", sample_rate, bitrate, 8_000 if sample_rate < 32_000 else 32_000, limit)
         super().__init__(sample_rate, bitrate)
+        self._tag = id3_tag()
+
+    def _packet(self, packet: bytes) -> bytes:
+        """The tag comes with the first sound: alone it would pass for audio that the listener can play."""
+        tag, self._tag = self._tag, b""
+        return tag + packet
 
 
 class AacStream(CodecStream):
@@ -124,8 +131,12 @@ class FlacStream(CodecStream):
 
     def _header(self, context: AudioCodecContext) -> bytes:
         stream_info = context.extradata or b""
-        is_last_and_stream_info = 0x80
-        return b"fLaC" + bytes([is_last_and_stream_info]) + len(stream_info).to_bytes(3, "big") + stream_info
+        is_stream_info, is_last_and_comment = 0x00, 0x84
+        return b"fLaC" + _flac_block(is_stream_info, stream_info) + _flac_block(is_last_and_comment, vorbis_comments())
+
+
+def _flac_block(kind: int, data: bytes) -> bytes:
+    return bytes([kind]) + len(data).to_bytes(3, "big") + data
 
 
 @cache

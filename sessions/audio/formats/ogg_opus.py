@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 from sessions.audio.opus import OpusEncoder, OpusPacket, OpusSettings
 from sessions.audio.pcm import Pcm, within_full_scale
+from sessions.audio.provenance import vorbis_comments
 
 GRANULE_RATE = 48_000
 MAX_SEGMENTS = 255
 FIRST_PAGE, LAST_PAGE = 0x02, 0x04
 BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
-VENDOR = b"voicewire"
 
 
 class OggOpusStream:
@@ -55,8 +55,7 @@ class OggOpusMuxer:
     def headers(self) -> bytes:
         pre_skip = self._settings.pre_skip_samples * self._scale
         head = struct.pack("<8sBBHIhB", b"OpusHead", 1, 1, pre_skip, self._settings.sample_rate, 0, 0)
-        tags = struct.pack(f"<8sI{len(VENDOR)}sI", b"OpusTags", len(VENDOR), VENDOR, 0)
-        return self._page([head], FIRST_PAGE) + self._page([tags])
+        return self._page([head], FIRST_PAGE) + self._page([b"OpusTags" + vorbis_comments()])
 
     def push(self, packets: Sequence[OpusPacket]) -> bytes:
         """Pages that hold these packets; nothing waits for the next call."""

@@ -11,6 +11,7 @@ from sessions.audio.g711 import pcm_to_alaw, pcm_to_mulaw
 from sessions.audio.opus import SAMPLE_RATES as OPUS_RATES
 from sessions.audio.opus import OpusApplication, OpusSettings
 from sessions.audio.pcm import Pcm, pcm_to_f32le, pcm_to_s16le
+from sessions.audio.provenance import wav_info_chunk
 from sessions.audio.wav import HEADER_BYTES, wav_header
 from sessions.config import AudioFormat, Encoding
 from sessions.errors import UnsupportedFormat
@@ -116,10 +117,21 @@ FLAC_TOTAL = slice(18, 26)
 
 
 def finalize_file(stream: bytes, audio: AudioFormat, num_samples: int) -> bytes:
+    """Complete a stream as a file: set the length in its header and append its trailer, where the format has them."""
+    return finalize_header(stream, audio, num_samples) + file_trailer(audio)
+
+
+def file_trailer(audio: AudioFormat) -> bytes:
+    """What follows the samples of a file. WAV has its provenance there: many clients skip 44 bytes of any header."""
+    return wav_info_chunk() if audio.encoding is Encoding.WAV else b""
+
+
+def finalize_header(stream: bytes, audio: AudioFormat, num_samples: int) -> bytes:
     """Set the length in the header of formats that have one; return all others unchanged."""
     match audio.encoding:
         case Encoding.WAV:
-            return wav_header(audio.sample_rate, num_samples) + stream[HEADER_BYTES:]
+            header = wav_header(audio.sample_rate, num_samples, len(file_trailer(audio)))
+            return header + stream[HEADER_BYTES:]
         case Encoding.FLAC:
             total = int.from_bytes(stream[FLAC_TOTAL], "big") | num_samples
             return stream[: FLAC_TOTAL.start] + total.to_bytes(8, "big") + stream[FLAC_TOTAL.stop :]

@@ -42,6 +42,7 @@ from sessions.audio.opus import (
 )
 from sessions.audio.opus_library import USE_SYSTEM_LIBRARY, OpusUnavailable, describe, load_opuslib
 from sessions.audio.pcm import Pcm, s16le_to_pcm
+from sessions.audio.provenance import vorbis_comments
 from sessions.config import AudioFormat
 from sessions.errors import UnsupportedFormat
 from sessions.sample_scale import OPUS_PREROLL_MS
@@ -418,7 +419,8 @@ def test_headers_have_pre_skip_and_rate() -> None:
     settings = OpusSettings(sample_rate=24_000)
     head, tags = read_pages(OggOpusMuxer(settings).headers())
     assert head.packets == [b"OpusHead" + struct.pack("<BBHIhB", 1, 1, 312, 24_000, 0, 0)]
-    assert tags.packets == [b"OpusTags\x09\x00\x00\x00voicewire\x00\x00\x00\x00"]
+    assert tags.packets == [b"OpusTags" + vorbis_comments()]
+    assert vorbis_comments().startswith(b"\x09\x00\x00\x00voicewire\x02\x00\x00\x00")
     assert head.granule == tags.granule == 0
 
 
