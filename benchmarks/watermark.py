@@ -189,6 +189,7 @@ def measure_false_alarms(sounds: dict[str, Sequence[Pcm]], num_keys: int) -> dic
             "false_alarms": sum(one >= MIN_SCORE for one in scores),
             "score_max": round(max(scores, default=0.0), 2),
         }
+        print(kind, report[kind], file=sys.stderr)
     return report
 
 
