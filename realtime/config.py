@@ -309,15 +309,15 @@ class VoiceStoreSettings(SettingsSection, frozen=True):
 
 class WatermarkSettings(SettingsSection, frozen=True):
     enabled: Annotated[
-        bool, Meta(description="Mark all speech as synthetic, inaudibly (docs/reference/watermark.md).")
+        bool, Meta(description="Put an inaudible watermark into all speech (docs/reference/watermark.md).")
     ] = True
     key: Annotated[
         str | None,
-        Meta(description="Secret key of the mark, best in the environment; by default one in a file."),
+        Meta(description="Secret key of the watermark, best in the environment; by default one in a file."),
     ] = None
     payload: Annotated[
         Annotated[int, Meta(ge=0, le=4_294_967_295)] | None,
-        Meta(description="32 bits in the mark that `voicewire detect` reads; by default they follow from the key."),
+        Meta(description="32 bits in the watermark that `voicewire detect` reads; by default from the key."),
     ] = None
 
 

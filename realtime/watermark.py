@@ -25,5 +25,5 @@ def load_key(setting: str | None, creates: bool = True) -> bytes:
 
 
 def default_payload(key: bytes) -> int:
-    """32 bits that tell keys apart and reveal nothing of them."""
+    """32 bits that differ between keys and reveal nothing of them."""
     return int.from_bytes(hashlib.sha256(b"voicewire watermark payload" + key).digest()[:4], "big")

@@ -29,9 +29,9 @@ NUM_BINS = 513
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """The mark of a deployment."""
+    """The watermark of a deployment."""
 
-    # Secret; whoever has it can find the mark, and forge it.
+    # Secret: with it the watermark can be found, forged and removed.
     key: bytes
     # 32 bits that are read back.
     payload: int
