@@ -271,9 +271,9 @@ class Size(NamedTuple):
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
     "engine": Size(18_780, 109, 0),
-    "sessions": Size(11_530, 102, 0),
-    "realtime": Size(24_900, 150, 0),
-    "tests": Size(56_790, 326, 7),
+    "sessions": Size(13_030, 114, 0),
+    "realtime": Size(27_020, 167, 0),
+    "tests": Size(58_990, 343, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
