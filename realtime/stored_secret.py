@@ -28,17 +28,20 @@ class SecretKind(NamedTuple):
     title: str
 
 
+class SecretNotStored(ConfigError):
+    """The folder of the secret cannot be written, and no setting holds the secret."""
+
+
 def load_secret(kind: SecretKind, setting: str | None, creates: bool = True) -> bytes:
     """Return the value of the setting, or without it the content of the secret's file. With ``creates`` a missing file
-    is created. Raises ``ConfigError``.
+    is created. Raises ``ConfigError``, which is ``SecretNotStored`` where the file cannot be created.
     """
     if setting is not None:
         return checked_secret(setting.strip(), kind.setting)
     path = data_folder() / kind.file_name
     try:
-        with suppress(FileExistsError):
-            if creates and not path.exists():
-                _create(path)
+        if creates and not path.exists():
+            _create(path, kind)
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigError(f"{path} {kind.purpose} and other users may read it; chmod 600, or delete it")
         return checked_secret(path.read_text(encoding="ascii").strip(), str(path))
@@ -46,8 +49,15 @@ def load_secret(kind: SecretKind, setting: str | None, creates: bool = True) -> 
         raise ConfigError(f"{kind.title}: {error}; {kind.setting} can hold it instead") from None
 
 
-def _create(path: Path) -> None:
-    """Appear whole or not at all: several processes may start at once. Raises ``FileExistsError`` or ``OSError``."""
+def _create(path: Path, kind: SecretKind) -> None:
+    """Appear whole or not at all: several processes may start at once. Raises ``SecretNotStored``."""
+    try:
+        _write(path)
+    except OSError as error:
+        raise SecretNotStored(f"{kind.title}: {error}; {kind.setting} can hold it instead") from None
+
+
+def _write(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # created with 0600
     try:
@@ -55,7 +65,8 @@ def _create(path: Path) -> None:
             file.write(secrets.token_hex(NUM_RANDOM_BYTES) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)
+        with suppress(FileExistsError):
+            os.link(temporary, path)
     finally:
         Path(temporary).unlink()
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import secrets
 
 from realtime.config import WatermarkSettings
-from realtime.stored_secret import SecretKind, load_secret
+from realtime.stored_secret import NUM_RANDOM_BYTES, SecretKind, SecretNotStored, load_secret
 from sessions.audio.watermark.embedder import Watermark
+
+log = logging.getLogger("voicewire.watermark")
 
 KEY = SecretKind("watermark.key", "watermark-key", "marks speech", "the key of the watermark")
 
 
 def load_watermark(settings: WatermarkSettings) -> Watermark | None:
-    """Return the watermark of all speech; ``None`` if it is off. Raises ``ConfigError``."""
+    """Return the watermark of all speech; ``None`` if it is off. Raises ``ConfigError``.
+
+    Where no key can be stored, speech is marked with one of this process."""
     if not settings.enabled:
         return None
-    key = load_key(settings.key)
+    try:
+        key = load_key(settings.key)
+    except SecretNotStored as error:
+        log.warning("marking speech with a key of this process alone: %s", error)
+        key = secrets.token_hex(NUM_RANDOM_BYTES).encode()
     return Watermark(key, default_payload(key) if settings.payload is None else settings.payload)
 
 

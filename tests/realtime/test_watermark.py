@@ -47,9 +47,20 @@ def test_key_that_cannot_be_used_names_the_setting(data_home: Path) -> None:
     with pytest.raises(ConfigError, match=r"watermark\.key has 9 characters, at least 32") as error:
         load_watermark(WatermarkSettings(key="not-shown"))
     assert "not-shown" not in str(error.value)
-    (data_home / "voicewire").write_text("a file where the folder should be")
-    with pytest.raises(ConfigError, match=r"watermark\.key can hold it"):
+    (data_home / "voicewire").mkdir()
+    (data_home / "voicewire" / "watermark-key").write_text(KEY)
+    (data_home / "voicewire" / "watermark-key").chmod(0o644)
+    with pytest.raises(ConfigError, match="other users may read it"):
         load_watermark(WatermarkSettings())
+
+
+def test_speech_is_marked_where_no_key_can_be_stored(data_home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (data_home / "voicewire").write_text("a file where the folder should be")
+    first, second = (load_watermark(WatermarkSettings()) for _ in range(2))
+    assert first is not None
+    assert first != second
+    assert "watermark.key can hold it" in caplog.text
+    assert first.key.decode() not in caplog.text
 
 
 async def speak_over_http(live: LiveServer) -> Pcm:
