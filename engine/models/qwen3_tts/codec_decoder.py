@@ -7,6 +7,7 @@ Streaming carries ``CodecState``; ``state=None`` decodes whole sequences from th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -283,8 +284,12 @@ class CodecDecoder(CodecFront):
             ]
         )
         self.num_state_values = assign_state(self)
+        # A faster form for streams, with a state of its own layout.
+        self.streaming: Callable[[Tensor, CodecState], Tensor] | None = None
 
     def decode_latent(self, latent: Tensor, state: CodecState | None = None) -> Tensor:
+        if self.streaming is not None and state is not None:
+            return self.streaming(latent.transpose(1, 2), state)
         values = None if state is None else state.values
         x = self.upsampled(latent, state)
         for layer in self.decoder:

@@ -19,6 +19,7 @@ from engine.models.qwen3_tts.codec_decoder import CodecDecoder, CodecFront
 from engine.models.qwen3_tts.codec_encoder import CodecEncoder
 from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
 from engine.models.qwen3_tts.config import CodecDecoderConfig, Qwen3TTSConfig, read_config
+from engine.models.qwen3_tts.cpu_codec import CpuCodecDecoder
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs
 from engine.models.qwen3_tts.frame_program import RING_FRAMES, FrameProgram
 from engine.models.qwen3_tts.model import Qwen3TTS
@@ -146,6 +147,11 @@ def make_frames(model: Qwen3TTS, context: FrameContext) -> FrameProgram:
     )
 
 
+# Convolutions for streams are held beside the plain ones. No CPU decodes a released codec of 450 MB in real time, so it
+# is held once.
+MAX_TWICE_HELD_BYTES = 64 * 2**20
+
+
 def load_family(
     folder: Path,
     config: EngineConfig,
@@ -161,6 +167,8 @@ def load_family(
     codec = load_codec(folder, model.config, codec_dtype, decode_device or device)
     if device.type == "cpu" and config.cpu_optimizations and not config.graphs:
         pack_linears(codec)
+        if isinstance(codec, CodecDecoder) and weight_bytes(codec) <= MAX_TWICE_HELD_BYTES:
+            codec.streaming = CpuCodecDecoder(codec)
         pack_linears(model.talker)
         model.talker.code_predictor.build_lookup()
     encode_voice = None
@@ -174,3 +182,7 @@ def build_family(model: Qwen3TTS, codec: CodecFront) -> Family:
         codec, codec.pre_conv.conv.weight.device, partial(new_ring, model), partial(make_codec_program, codec)
     )
     return Family(model, model.config.codec, partial(make_frames, model), codec=parts)
+
+
+def weight_bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

@@ -17,6 +17,7 @@ from engine.layers.cpu import pack_linears
 from engine.models.qwen3_tts.codec_decoder import CodecDecoder
 from engine.models.qwen3_tts.codec_program import CodecProgram, ModuleProgram
 from engine.models.qwen3_tts.config import read_config
+from engine.models.qwen3_tts.cpu_codec import CpuCodecDecoder
 from engine.models.qwen3_tts.load import load_codec, load_family
 from engine.models.qwen3_tts.source_filter import HOP, SourceFilterDecoder, VocoderPast
 from tests.engine.splits import cuts_of
@@ -34,13 +35,15 @@ def some_codes(num_rows: int, length: int = LENGTH, seed: int = 0) -> Tensor:
     return torch.randint(0, TINY["codes"], (num_rows, TINY["books"], length), generator=generator)
 
 
-@pytest.fixture(params=["plain", "fused", "fused and packed"])
+@pytest.fixture(params=["plain", "fused", "fused and packed", "fused, packed, channels last"])
 def codec(request: pytest.FixtureRequest, plain_codec: CodecDecoder) -> CodecDecoder:
     codec = deepcopy(plain_codec)
     if request.param != "plain":
         codec.fuse()
     if "packed" in request.param:
         pack_linears(codec)
+    if "channels last" in request.param:
+        codec.streaming = CpuCodecDecoder(codec)
     return codec
 
 
@@ -163,6 +166,8 @@ def vocoder(request: pytest.FixtureRequest) -> SourceFilterDecoder:
     assert isinstance(codec, SourceFilterDecoder)
     if request.param == "packed":
         pack_linears(codec)
+    if "channels last" in request.param:
+        codec.streaming = CpuCodecDecoder(codec)
     return codec
 
 
