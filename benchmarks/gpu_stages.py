@@ -27,11 +27,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import random_model
 from benchmarks.roofline import Roofline
-from engine.config import EngineConfig
+from engine.config import PRECISIONS, EngineConfig
 from engine.load import build_engine
 from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_program import FrameProgram
-from engine.models.qwen3_tts.load import build_family
+from engine.models.qwen3_tts.load import build_family, quantize_talker
 from engine.runtime.engine import Engine
 
 BLOCK = 16
@@ -42,6 +42,8 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with tempfile.TemporaryDirectory() as folder:
         model, codec = random_model.build(Path(folder), args.shape, dtype, device)
+    if args.precision != "bf16":
+        quantize_talker(model.talker)
     rows = max(args.batch)
     config = EngineConfig(
         max_batch_size=rows,
@@ -50,6 +52,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
         graphs=True,
         max_graph_positions=args.context + BLOCK,
         triton_kernels=not args.plain,
+        precision=args.precision,
         disabled_kernels=tuple(args.off),
     )
     return build_engine(build_family(model, codec), config, dtype, device)
@@ -189,13 +192,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--profile", type=numbers, default=[], help="batch sizes whose kernels are listed")
     parser.add_argument("--off", type=lambda text: text.split(","), default=[], help="kernels to turn off")
+    parser.add_argument(
+        "--precision", default="bf16", choices=PRECISIONS, help="of the weights of talker and predictor"
+    )
     parser.add_argument("--plain", action="store_true", help="use no fused kernel")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     device = torch.device(args.device)
     rows = measure(args, device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    settings = {"shape": args.shape, "context": args.context, "off": args.off, "plain": args.plain}
+    settings = {
+        "shape": args.shape,
+        "context": args.context,
+        "precision": args.precision,
+        "off": args.off,
+        "plain": args.plain,
+    }
     print(json.dumps({"benchmark": "gpu_stages", "device": name, "torch": torch.__version__, **settings, "rows": rows}))
 
 

@@ -55,6 +55,7 @@ OPTIONS = frozenset(
         "max_reference_s",
         "lazy_graph_capture",
         "decode_device",
+        "precision",
         "process_nice",
         "cosyvoice3.talker.weights",
         "cosyvoice3.talker.allow_untrained_instructions",
@@ -63,6 +64,7 @@ OPTIONS = frozenset(
         "cosyvoice3.flow.memory_mb",
     }
 )
+PRECISIONS = ("bf16", "fp8")
 # Minimum duration of a recording for cloning.
 MIN_REFERENCE_S = 1.0
 
@@ -130,6 +132,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lazy_graph_capture: bool = False
     # Device of the codec decoder with graphs: cpu, cuda or cuda:N. ``None``: that of the talker.
     decode_device: str | None = None
+    # Weights of talker and code predictor: bf16 or, on CUDA, fp8, made while loading.
+    precision: str = "bf16"
     # Use Triton kernels in the graphs; off runs their plain reference.
     triton_kernels: bool = True
     # Names of kernels that are off although the others are on.
@@ -156,6 +160,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"admission_utilization is {self.admission_utilization}; it must be above 0", "admission_utilization"
             )
+        if self.precision not in PRECISIONS:
+            raise InvalidRequest(f"precision is {self.precision!r}; known: {', '.join(PRECISIONS)}", "precision")
         if not self.chunk_frames or any(frames not in CHUNK_FRAMES for frames in self.chunk_frames):
             known = ", ".join(map(str, CHUNK_FRAMES))
             raise InvalidRequest(f"chunk_frames is {self.chunk_frames}; it must list {known}", "chunk_frames")
@@ -180,6 +186,7 @@ SPEECH_OPTIONS = (
     "silence_limit_s",
     "loop_limit_frames",
     "ban_eos_until_text_end",
+    "precision",
     "voice_encoders",
     "max_reference_s",
     "cosyvoice3",

@@ -30,6 +30,8 @@ from engine.weights.fingerprint import fingerprint_checkpoint
 from engine.weights.hub import resolve_folder
 
 # Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
+# Of the GPUs that convert fp8 (Ada, Hopper and later).
+MIN_FP8_CAPABILITY = (8, 9)
 CPU_THREADS = 1
 # Its own ``config.json`` is empty.
 COSYVOICE3_FILE = "cosyvoice3.yaml"
@@ -59,6 +61,8 @@ def load_family(
     if family == "cosyvoice3":
         from engine.models.cosyvoice3.load import load_family as load_cosyvoice3
 
+        if config.precision != "bf16":
+            raise InvalidRequest(f"precision is {config.precision!r}; cosyvoice3 is built for bf16", "precision")
         return load_cosyvoice3(folder, config, device, dtype)
     from engine.models.qwen3_tts.load import load_family as load_qwen3_tts
 
@@ -124,6 +128,20 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+def check_precision(config: EngineConfig, device: torch.device) -> None:
+    """Raise ``InvalidRequest`` where the device does not multiply weights of that precision."""
+    if config.precision == "bf16":
+        return
+    if device.type != "cuda":
+        raise InvalidRequest(f"precision is {config.precision!r}; on {device.type} it must be bf16", "precision")
+    capability = torch.cuda.get_device_capability(device)
+    if config.precision == "fp8" and capability < MIN_FP8_CAPABILITY:
+        found, least = (".".join(map(str, pair)) for pair in (capability, MIN_FP8_CAPABILITY))
+        raise InvalidRequest(
+            f"precision is fp8; {device} has compute capability {found}, fp8 needs at least {least}", "precision"
+        )
+
+
 def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.graphs is None else config.graphs
 
@@ -174,6 +192,7 @@ def load_engine(
     """Load a checkpoint. Raises ``CheckpointError``; ``InvalidRequest`` for an unavailable device or dtype."""
     device = choose_device(device_name)
     dtype = choose_dtype(dtype_name, device)
+    check_precision(config, device)
     if device.type == "cpu":
         torch.set_num_threads(CPU_THREADS)
     decode_device = None

@@ -1,5 +1,5 @@
 # Names of the fused kernels, each of which can be left to its plain reference.
 KERNELS = (
     "gemv", "gemm", "norm", "swiglu", "paged", "frame", "ring", "sample", "noise", "conv", "unit", "depthwise",
-    "tail", "pasts",
+    "tail", "pasts", "quantized",
 )  # fmt: skip

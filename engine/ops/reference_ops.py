@@ -23,6 +23,7 @@ from engine.ops.params import (
     SnakeParams,
 )
 from engine.ops.sampler import apply_repetition_penalty, sample_reference
+from engine.weights.quantize import Weight, dense
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -60,20 +61,25 @@ class ReferenceOps:
         """The stream itself, nothing left to be added to it."""
         return residual.x
 
-    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return F.linear(self.add_rms_norm(residual, norm_weight, eps), weight)
+    def dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
+        return dense(weight, dtype)
 
-    def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
+        x = self.add_rms_norm(residual, norm_weight, eps)
+        return F.linear(x, self.dense(weight, x.dtype))
+
+    def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         """``weight`` [2 * I, H] holds gate, then up -> [N, I]."""
-        return self.swiglu(F.linear(self.add_rms_norm(residual, norm_weight, eps), weight))
+        x = self.add_rms_norm(residual, norm_weight, eps)
+        return self.swiglu(F.linear(x, self.dense(weight, x.dtype)))
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def add_linear(self, residual: ResidualStream, y: Tensor, weight: Tensor) -> None:
+    def add_linear(self, residual: ResidualStream, y: Tensor, weight: Weight) -> None:
         """residual + y W^T, in place."""
-        self.flush_residual(residual).addmm_(y, weight.t())
+        self.flush_residual(residual).addmm_(y, self.dense(weight, y.dtype).t())
 
     # -- attention -----------------------------------------------------------------------------------------------
 
@@ -257,7 +263,9 @@ def select_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
     if device.type != "cuda" or not config.triton_kernels:
         return ReferenceOps()
     try:
+        from engine.ops.quantized_ops import QuantizedTritonOps
         from engine.ops.triton_ops import TritonOps
     except ImportError:
         return ReferenceOps()
-    return TritonOps(disabled=config.disabled_kernels)
+    kind = TritonOps if config.precision == "bf16" else QuantizedTritonOps
+    return kind(disabled=config.disabled_kernels)

@@ -11,20 +11,21 @@ from torch import Tensor, nn
 from engine.layers.transformer import Transformer
 from engine.ops.params import PagedCall, ResidualStream
 from engine.ops.reference_ops import ReferenceOps
+from engine.weights.quantize import Weight
 
 
 class StackLayer(NamedTuple):
     """Weights of one pre-norm layer: attention, then a gated feed-forward part."""
 
     norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor | None
     # Norms of queries and keys, in models that have them.
     qk_norms: tuple[Tensor, Tensor] | None
-    out: Tensor
+    out: Weight
     after: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
 
     @staticmethod
     def from_module(layer: nn.Module) -> StackLayer:

@@ -13,14 +13,15 @@ import triton.language as tl
 
 @triton.jit
 def gemv_kernel(
-    x_ptr, weight_ptr, norm_ptr, out_ptr, eps, N, K,
-    ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
+    x_ptr, weight_ptr, scale_ptr, norm_ptr, out_ptr, eps, N, K,
+    ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [ROWS, N] = f(norm(x [ROWS, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to.
 
-    One row a program, the rows' programs side by side: all but one find the weights in the cache. Weights go from
-    memory to registers as they lie, without matrix units, and are summed up over threads once, at the end.
+    With SCALE each output of ``weight`` has one. One row a program, the rows' programs side by side: all but one find
+    the weights in the cache. Weights go from memory to registers as they lie, without matrix units, and are summed up
+    over threads once, at the end.
     """
     row = tl.program_id(0) % ROWS
     columns = tl.program_id(0) // ROWS * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -42,12 +43,17 @@ def gemv_kernel(
         if SWIGLU:
             totals_up += x * up.to(tl.float32)
     total = tl.sum(totals, 1)
+    total_up = tl.sum(totals_up, 1)
+    if SCALE:
+        total *= tl.load(scale_ptr + columns)
+        if SWIGLU:
+            total_up *= tl.load(scale_ptr + N + columns)
     inverse = 1.0
     if NORM:
         inverse = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / K + eps)
         total = total * inverse
     if SWIGLU:
-        total = total * tl.sigmoid(total) * (tl.sum(totals_up, 1) * inverse)
+        total = total * tl.sigmoid(total) * (total_up * inverse)
     at = out_ptr + row.to(tl.int64) * N + columns
     if ADD:
         total += tl.load(at).to(tl.float32)

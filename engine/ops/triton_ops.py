@@ -43,6 +43,7 @@ from engine.ops.triton_codec import (
 )
 from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
 from engine.ops.triton_sampling import exponential_kernel, sample_kernel
+from engine.weights.quantize import Weight
 
 # Above this weights are shared by rows that are multiplied together.
 MAX_GEMV_ROWS = 2
@@ -113,15 +114,16 @@ class TritonOps(ReferenceOps):
         return few and size % GEMM_DEPTH == 0 and num_out % GEMM_COLUMNS == 0
 
     def launch_gemv(
-        self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool
-    ) -> None:
+        self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool,
+        scale: Tensor | None = None,
+    ) -> None:  # fmt: skip
         rows, size = x.shape
         num_out = out.shape[-1]
         depth = next(depth for depth in GEMV_DEPTHS if size % depth == 0)
         launch(gemv_kernel, num_out // GEMV_COLUMNS * rows)(
-            x, weight, x if norm is None else norm, out, eps, num_out, size,
-            ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth,
-            STAGES=4, num_warps=4,
+            x, weight, x if scale is None else scale, x if norm is None else norm, out, eps, num_out, size,
+            ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, SCALE=scale is not None, BLOCK_N=GEMV_COLUMNS,
+            BLOCK_K=depth, STAGES=4, num_warps=4,
         )  # fmt: skip
 
     def launch_gemm(self, x: Tensor, weight: Tensor, out: Tensor, num_parts: int, swiglu: bool) -> None:
@@ -152,8 +154,9 @@ class TritonOps(ReferenceOps):
             residual.parts = None
         return residual.x
 
-    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0]
+        weight = self.dense(weight, residual.x.dtype)
         if not self.fits_gemv(rows, size, num_out):
             return super().norm_linear(residual, norm_weight, eps, weight)
         x = self.flush_residual(residual)
@@ -161,8 +164,9 @@ class TritonOps(ReferenceOps):
         self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=False, add=False)
         return out
 
-    def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0] // 2
+        weight = self.dense(weight, residual.x.dtype)
         is_gemv, is_gemm = self.fits_gemv(rows, size, num_out), self.fits_gemm(rows, size, num_out)
         if not is_gemv and not is_gemm:
             return super().norm_swiglu(residual, norm_weight, eps, weight)
@@ -173,8 +177,9 @@ class TritonOps(ReferenceOps):
             self.launch_gemm(self.add_rms_norm(residual, norm_weight, eps), weight, out, 1, swiglu=True)
         return out
 
-    def add_linear(self, residual: ResidualStream, y: Tensor, weight: Tensor) -> None:
+    def add_linear(self, residual: ResidualStream, y: Tensor, weight: Weight) -> None:
         (rows, size), num_out = y.shape, weight.shape[0]
+        weight = self.dense(weight, y.dtype)
         x = self.flush_residual(residual)
         if self.fits_gemv(rows, size, num_out):
             self.launch_gemv(y, weight, x, None, 0.0, swiglu=False, add=True)

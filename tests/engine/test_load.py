@@ -16,7 +16,10 @@ from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.launch import create_engine
-from engine.load import choose_device, choose_dtype, load_engine
+from engine.load import check_precision, choose_device, choose_dtype, load_engine
+from engine.models.qwen3_tts.load import load_family
+from engine.models.qwen3_tts.model import Qwen3TTS
+from engine.weights.quantize import QuantizedLinear
 from tests.engine.families import Family
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import EMBEDDED, write_checkpoint
@@ -148,6 +151,38 @@ def test_missing_device_is_reported(name: str, num_devices: int, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
     with pytest.raises(InvalidRequest, match=f"device is '{name}', but {num_devices} CUDA devices can be used"):
         choose_device(name)
+
+
+def test_unknown_precision_error_lists_known_ones() -> None:
+    with pytest.raises(InvalidRequest, match="precision is 'int3'; known: bf16, fp8"):
+        EngineConfig(precision="int3")
+
+
+def test_fp8_on_cpu_is_refused() -> None:
+    check_precision(EngineConfig(), torch.device("cpu"))
+    with pytest.raises(InvalidRequest, match="precision is 'fp8'; on cpu it must be bf16"):
+        check_precision(EngineConfig(precision="fp8"), torch.device("cpu"))
+
+
+def test_fp8_on_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, device = EngineConfig(precision="fp8"), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    with pytest.raises(InvalidRequest, match=r"capability 8\.6, fp8 needs at least 8\.9"):
+        check_precision(config, device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    check_precision(config, device)
+
+
+def test_fp8_quantizes_layers_of_talker_and_predictor(tiny_folder: Path) -> None:
+    family = load_family(tiny_folder, EngineConfig(precision="fp8"), torch.device("cpu"), torch.float32)
+    model = family.model
+    assert isinstance(model, Qwen3TTS)
+    predictor = model.talker.code_predictor
+    for stack, has_plain in ((model.talker.model, False), (predictor.model, True)):
+        layers = [layer for layer in stack.modules() if isinstance(layer, QuantizedLinear)]
+        assert len(layers) == 4 * len(stack.layers)
+        assert all((layer.weight.plain is not None) == has_plain for layer in layers)
+    assert not isinstance(predictor.lm_head[0], QuantizedLinear)
 
 
 def test_dtypes() -> None:

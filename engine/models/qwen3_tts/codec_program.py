@@ -141,6 +141,8 @@ class CodecProgram(DecodeBuffers):
     def _layer(self, layer: nn.Module) -> StackLayer:
         scales = layer.self_attn_layer_scale.scale.float(), layer.mlp_layer_scale.scale.float()
         plain = StackLayer.from_module(layer)
+        assert isinstance(plain.out, Tensor)
+        assert isinstance(plain.down, Tensor)
         return plain._replace(
             out=(plain.out.float() * scales[0][:, None]).to(self.dtype),
             down=(plain.down.float() * scales[1][:, None]).to(self.dtype),

@@ -30,6 +30,7 @@ from engine.models.qwen3_tts.voice import QwenVoiceEncoder
 from engine.ops.reference_ops import select_ops
 from engine.text.tokenizer import TextTokenizer
 from engine.weights.loader import check_weights, config_errors_of, load_weights, uninitialized
+from engine.weights.quantize import quantize_linears
 
 # Of the encoder's books the file holds more than are used, and what only training and decoding need.
 UNUSED_IN_ENCODER = "quantizer."
@@ -147,6 +148,15 @@ def make_frames(model: Qwen3TTS, context: FrameContext) -> FrameProgram:
     )
 
 
+def quantize_talker(talker: Talker) -> None:
+    """Quantize the products of the layers of a fused talker and its code predictor; heads and tables stay.
+
+    The predictor's small products gain for one or two rows only, so their plain weights, 160 MB, are retained.
+    """
+    quantize_linears(talker.model.layers)
+    quantize_linears(talker.code_predictor.model.layers, with_plain=True)
+
+
 # Convolutions for streams are held beside the plain ones. No CPU decodes a released codec of 450 MB in real time, so it
 # is held once.
 MAX_TWICE_HELD_BYTES = 64 * 2**20
@@ -163,6 +173,8 @@ def load_family(
     model = load_model(
         folder, dtype, device, guard_eos=config.ban_eos_until_text_end, max_voices=config.max_cached_voices
     )
+    if config.precision != "bf16":
+        quantize_talker(model.talker)
     codec_dtype = dtype if decode_device is None or decode_device.type == "cuda" else torch.float32
     codec = load_codec(folder, model.config, codec_dtype, decode_device or device)
     if device.type == "cpu" and config.cpu_optimizations and not config.graphs:

@@ -24,6 +24,7 @@ from engine.ops.params import (
     SnakeParams,
 )
 from engine.ops.reference_ops import ReferenceOps
+from engine.weights.quantize import quantize
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -36,6 +37,8 @@ DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16]
 # Relative, of the norm of the difference; bf16 keeps 8 bits, and both sides round more than once.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
+# Activations have three bits of mantissa, which the interpreter does not round to the nearest.
+FP8_TOLERANCE = 0.15 if INTERPRETED else 0.06
 EPS = 1e-6
 PLAIN = ReferenceOps()
 
@@ -56,14 +59,21 @@ def fused() -> Any:
     return ops
 
 
+@pytest.fixture
+def quantized() -> Any:
+    from engine.ops.quantized_ops import QuantizedTritonOps
+
+    return QuantizedTritonOps()
+
+
 def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, device=DEVICE) * scale).to(dtype)
 
 
-def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None) -> None:
     found, wanted = found.double(), wanted.double()
     assert torch.isfinite(found).all()
-    assert float((found - wanted).norm() / wanted.norm()) < TOLERANCE[dtype]
+    assert float((found - wanted).norm() / wanted.norm()) < (tolerance or TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 40, 64, 65])
@@ -83,6 +93,55 @@ def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, 
                 results.append((found, ops.flush_residual(residual)))
             for one, other in zip(*results, strict=True):
                 check(one, other, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 20, 64, 65, 130])
+def test_products_over_quantized_weights(quantized: Any, dtype: torch.dtype, rows: int) -> None:
+    size, out = 256, 128
+    x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
+    weight, both = (quantize(random(n, size, scale=size**-0.5)) for n in (out, 2 * out))
+    y, back = random(rows, 2 * size, dtype=dtype), quantize(random(size, 2 * size, scale=size**-0.5))
+    tolerance = FP8_TOLERANCE if rows > quantized.max_gemv_rows else None
+    for product in ("norm_linear", "norm_swiglu"):
+        for added in (False, True):
+            results = []
+            for ops in (quantized, PLAIN):
+                residual = ResidualStream(x.clone())
+                if added:
+                    ops.add_linear(residual, y, back)
+                found = getattr(ops, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
+                results.append((found, ops.flush_residual(residual)))
+            for one, other in zip(*results, strict=True):
+                check(one, other, dtype, tolerance)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 70])
+def test_fp8_product_equals_dequantized_product(dtype: torch.dtype, rows: int) -> None:
+    from engine.ops.quantized_ops import multiply, quantize_rows
+
+    x, weight = random(rows, 512, dtype=dtype), quantize(random(256, 512))
+    rounded = quantize_rows(x)
+    given = rounded.data.float() * rounded.scale
+    check(given, x, dtype, FP8_TOLERANCE)
+    check(multiply(rounded, weight, dtype), given @ weight.dequantize(torch.float32).t(), dtype, 1e-2)
+
+
+def test_weight_with_plain_one_multiplies_it_above_two_rows(quantized: Any, dtype: torch.dtype) -> None:
+    norm, plain = random(256, dtype=dtype), random(128, 256, dtype=dtype)
+    weight = quantize(plain)._replace(plain=plain)
+    for rows, wanted in ((2, weight.dequantize(dtype)), (3, plain)):
+        x = random(rows, 256, dtype=dtype)
+        found = quantized.norm_linear(ResidualStream(x), norm, EPS, weight)
+        check(found, PLAIN.norm_linear(ResidualStream(x), norm, EPS, wanted), dtype)
+
+
+def test_quantized_kernels_off_dequantize(dtype: torch.dtype) -> None:
+    from engine.ops.quantized_ops import QuantizedTritonOps
+
+    x, norm, weight = random(5, 256, dtype=dtype), random(256, dtype=dtype), quantize(random(128, 256))
+    off = QuantizedTritonOps(disabled=["quantized"])
+    found = off.norm_linear(ResidualStream(x), norm, EPS, weight)
+    check(found, PLAIN.norm_linear(ResidualStream(x), norm, EPS, weight), dtype)
 
 
 @pytest.mark.parametrize("rows", [2, 9])

@@ -1,0 +1,151 @@
+"""The graphs' operations with products over fp8 weights.
+
+One or two rows only stream their weights, so bytes instead of pairs of bytes take less time: they are converted in
+registers. For more rows that conversion would cost more than it saves; there the activations become fp8, too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from engine.ops.parallel_compile import launch
+from engine.ops.params import ResidualStream
+from engine.ops.triton_ops import MIN_GEMM_PROGRAMS, TritonOps, power_of_two
+from engine.ops.triton_quantized import fp8_gemm_kernel, norm_quantize_kernel, quantize_rows_kernel
+from engine.weights.quantize import FP8, QuantizedWeight, Weight
+
+# Above this cuBLAS wins.
+MAX_FP8_GEMM_ROWS = 64
+
+
+class Fp8Tile(NamedTuple):
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+TILE = Fp8Tile(64, 32, 128, 4, 6)
+
+
+class Fp8Rows(NamedTuple):
+    """Activations [rows, K] in fp8, times ``scale`` [rows, 1] in fp32."""
+
+    data: Tensor
+    scale: Tensor
+
+
+class QuantizedTritonOps(TritonOps):
+    """The kernel name ``quantized`` covers the products; off dequantizes, then multiplies."""
+
+    def fused(self, rows: int, weight: Weight) -> QuantizedWeight | None:
+        """The weight if its product with ``rows`` rows is fused here; ``None`` leaves it to ``TritonOps``."""
+        if "quantized" not in self.on or isinstance(weight, Tensor) or any(size % TILE.depth for size in weight.shape):
+            return None
+        return weight if rows <= self.max_gemv_rows or weight.plain is None else None
+
+    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
+        rows, _ = residual.x.shape
+        fused = self.fused(rows, weight)
+        if fused is None:
+            return super().norm_linear(residual, norm_weight, eps, weight)
+        if rows > self.max_gemv_rows:
+            return multiply(self.add_norm_quantize(residual, norm_weight, eps), fused, residual.x.dtype)
+        x = self.flush_residual(residual)
+        out = x.new_empty(rows, fused.shape[0])
+        self.launch_gemv(x, fused.data, out, norm_weight, eps, swiglu=False, add=False, scale=fused.scale)
+        return out
+
+    def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
+        rows, _ = residual.x.shape
+        fused = self.fused(rows, weight)
+        if fused is None:
+            return super().norm_swiglu(residual, norm_weight, eps, weight)
+        out = residual.x.new_empty(rows, fused.shape[0] // 2)
+        if rows <= self.max_gemv_rows:
+            x = self.flush_residual(residual)
+            self.launch_gemv(x, fused.data, out, norm_weight, eps, swiglu=True, add=False, scale=fused.scale)
+            return out
+        x8 = self.add_norm_quantize(residual, norm_weight, eps)
+        if rows > MAX_FP8_GEMM_ROWS:
+            return self.swiglu(multiply(x8, fused, residual.x.dtype))
+        launch_fp8_gemm(x8, fused, out, 1, swiglu=True)
+        return out
+
+    def add_linear(self, residual: ResidualStream, y: Tensor, weight: Weight) -> None:
+        rows, size = y.shape
+        fused = self.fused(rows, weight)
+        if fused is None:
+            super().add_linear(residual, y, weight)
+            return
+        x, num_out = self.flush_residual(residual), fused.shape[0]
+        if rows <= self.max_gemv_rows:
+            self.launch_gemv(y, fused.data, x, None, 0.0, swiglu=False, add=True, scale=fused.scale)
+        elif rows > MAX_FP8_GEMM_ROWS:
+            residual.parts = multiply(quantize_rows(y), fused, x.dtype)[None]
+        else:
+            num_parts = fp8_split_k(size, num_out)
+            residual.parts = torch.empty(num_parts, rows, num_out, dtype=torch.float32, device=x.device)
+            launch_fp8_gemm(quantize_rows(y), fused, residual.parts, num_parts, swiglu=False)
+
+    def add_norm_quantize(self, residual: ResidualStream, norm: Tensor, eps: float) -> Fp8Rows:
+        """Add what is to be added to the stream; return its norm in fp8."""
+        x, parts = residual.x, residual.parts
+        residual.parts = None
+        rows, size = x.shape
+        out = new_fp8_rows(x)
+        block = power_of_two(size)
+        launch(norm_quantize_kernel, rows)(
+            x, x if parts is None else parts, norm, *out, rows, eps, H=size, PARTS=0 if parts is None else len(parts),
+            BLOCK=block, num_warps=4 if block <= 2048 else 8,
+        )  # fmt: skip
+        return out
+
+
+def fp8_split_k(size: int, num_out: int) -> int:
+    """In how many parts a product's depth is shared out, so that no multiprocessor is idle."""
+    parts = 1
+    while size % (2 * parts * TILE.depth) == 0 and parts * num_out // TILE.columns < MIN_GEMM_PROGRAMS:
+        parts *= 2
+    return parts
+
+
+def new_fp8_rows(like: Tensor) -> Fp8Rows:
+    scale = torch.empty(like.shape[0], 1, dtype=torch.float32, device=like.device)
+    return Fp8Rows(torch.empty_like(like, dtype=FP8), scale)
+
+
+def quantize_rows(x: Tensor) -> Fp8Rows:
+    """x [rows, K] in fp8: the largest value of each row is exact."""
+    out, (rows, size) = new_fp8_rows(x), x.shape
+    block = power_of_two(size)
+    launch(quantize_rows_kernel, rows)(x, *out, K=size, BLOCK=block, num_warps=4 if block <= 4096 else 8)
+    return out
+
+
+def multiply(x: Fp8Rows, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+    """x [rows, K] -> [rows, out]."""
+    rows, num_out = x.data.shape[0], weight.shape[0]
+    if rows <= MAX_FP8_GEMM_ROWS or dtype != torch.bfloat16:
+        out = x.scale.new_empty(rows, num_out, dtype=dtype)
+        launch_fp8_gemm(x, weight, out, 1, swiglu=False)
+        return out
+    by_row = F.ScalingType.RowWise
+    return F.scaled_mm(
+        x.data, weight.data.t(), x.scale, by_row, weight.scale[None], by_row, output_dtype=dtype, use_fast_accum=True
+    )
+
+
+def launch_fp8_gemm(x: Fp8Rows, weight: QuantizedWeight, out: Tensor, num_parts: int, swiglu: bool) -> None:
+    rows, size = x.data.shape
+    num_out = out.shape[-1]
+    launch(fp8_gemm_kernel, num_out // TILE.columns * num_parts, triton.cdiv(rows, TILE.rows))(
+        *x, weight.data, weight.scale, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, BLOCK_M=TILE.rows,
+        BLOCK_N=TILE.columns, BLOCK_K=TILE.depth, num_warps=TILE.warps, num_stages=TILE.stages,
+    )  # fmt: skip

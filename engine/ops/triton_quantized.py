@@ -1,0 +1,75 @@
+"""Products of fp8 activations, with one scale a row, and fp8 weights, with one scale an output."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# The largest magnitude of e4m3, and the least scale.
+LARGEST: tl.constexpr = tl.constexpr(448.0)
+MIN_SCALE: tl.constexpr = tl.constexpr(1e-12)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def fp8_gemm_kernel(
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, rows, N, K,
+    SWIGLU: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """As ``gemm_kernel``: out[part] = x weight^T [rows, N] over that part of K, with SWIGLU of weight [2 N, K]."""
+    part = tl.program_id(0) % PARTS
+    columns = tl.program_id(0) // PARTS * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_rows = (row < rows)[:, None]
+    depth = K // PARTS
+    steps = tl.multiple_of(part * depth, BLOCK_K) + tl.arange(0, BLOCK_K)[None]
+    x_at = x_ptr + row[:, None] * K + steps
+    weight_at = weight_ptr + columns[:, None] * K + steps
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, depth, BLOCK_K):
+        x = tl.load(x_at + k, mask=in_rows, other=0.0)
+        total = tl.dot(x, tl.trans(tl.load(weight_at + k)), total)
+        if SWIGLU:
+            total_up = tl.dot(x, tl.trans(tl.load(weight_at + N * K + k)), total_up)
+    x_scale = tl.load(x_scale_ptr + row, mask=row < rows, other=0.0)[:, None]
+    total *= x_scale * tl.load(scale_ptr + columns)[None]
+    if SWIGLU:
+        total_up *= x_scale * tl.load(scale_ptr + N + columns)[None]
+        total = total * tl.sigmoid(total) * total_up
+    at = (part * rows + row)[:, None] * N + columns[None]
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=in_rows)
+
+
+@triton.jit
+def quantize_rows_kernel(x_ptr, out_ptr, scale_ptr, K: tl.constexpr, BLOCK: tl.constexpr):
+    """x [rows, K] -> fp8 and the scale of each row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * K + at, mask=at < K, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(x), 0) / LARGEST, MIN_SCALE)
+    tl.store(out_ptr + row * K + at, (x / scale).to(out_ptr.dtype.element_ty), mask=at < K)
+    tl.store(scale_ptr + row, scale)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_quantize_kernel(
+    x_ptr, parts_ptr, weight_ptr, out_ptr, scale_ptr, rows, eps, H: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As ``sum_norm_kernel``: x [rows, H] += parts [PARTS, rows, H]; norm(x) -> fp8 and the scale of each row."""
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < H
+    x = tl.load(x_ptr + row * H + at, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        x += tl.load(parts_ptr + (part * rows + row) * H + at, mask=inside, other=0.0)
+    rounded = x.to(x_ptr.dtype.element_ty)
+    if PARTS > 0:
+        tl.store(x_ptr + row * H + at, rounded, mask=inside)
+    x = rounded.to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps)
+    y = y.to(x_ptr.dtype.element_ty).to(tl.float32) * weight
+    scale = tl.maximum(tl.max(tl.abs(y), 0) / LARGEST, MIN_SCALE)
+    tl.store(out_ptr + row * H + at, (y / scale).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(scale_ptr + row, scale)
