@@ -270,10 +270,10 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(18_780, 109, 0),
+    "engine": Size(19_060, 113, 0),
     "sessions": Size(13_030, 114, 0),
-    "realtime": Size(27_020, 167, 0),
-    "tests": Size(58_990, 343, 7),
+    "realtime": Size(27_040, 167, 0),
+    "tests": Size(59_220, 345, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
