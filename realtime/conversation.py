@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.api import InvalidRequest, SpeechError
 from realtime.config import ServerConfig
@@ -14,7 +15,6 @@ from realtime.option_resolver import OptionResolver
 from realtime.protocol import events as ev
 from realtime.protocol import model
 from realtime.protocol.native import SUBPROTOCOL
-from realtime.server import SpeechServer
 from realtime.setting_mapping import can_replay, speech_settings, wire_settings, with_seed
 from realtime.version import VERSION
 from sessions.alignment.word_times import WordTime
@@ -35,8 +35,11 @@ from sessions.events import (
 )
 from sessions.response import Response
 from sessions.ring import RESUME_WINDOW_S
-from sessions.session import Session
 from sessions.voices.lookup import voices_for
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
+    from sessions.session import Session
 
 # Stored voices that are listed on connect; ``GET /v1/voices`` lists all.
 MAX_LISTED_VOICES = 1_000

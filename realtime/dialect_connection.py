@@ -18,7 +18,6 @@ from realtime.errors import CloseCode, ProtocolError, RequestRefused, http_statu
 from realtime.option_resolver import WARNING_HEADER, OptionResolver
 from realtime.protocol import agent_turns, model
 from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.registry import DialectRoute
 from realtime.protocol.events import ResumePosition
 from realtime.relayed_client import RelayRequest
 from realtime.resumption import ResumableConversation, TokenClaims, resume_refused
@@ -33,6 +32,7 @@ from sessions.weak import weak_method
 
 if TYPE_CHECKING:
     from realtime.agent.agent_conversation import AgentConversation
+    from realtime.protocol.dialects.registry import DialectRoute
     from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.connection")

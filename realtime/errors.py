@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum, StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.api import INTERNAL_ERROR, CodedError, ErrorInfo
+from engine.api import INTERNAL_ERROR, CodedError
+
+if TYPE_CHECKING:
+    from engine.api import ErrorInfo
 
 
 class CloseCode(IntEnum):

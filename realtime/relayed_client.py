@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,9 +11,11 @@ from realtime.auth import Principal
 from realtime.connection import Connection
 from realtime.errors import CloseCode
 from realtime.protocol import model
-from realtime.server import SpeechServer
 from realtime.transports.relay_transport import RelayTransport
 from realtime.transports.transport import MessageTransport
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 GATEWAY_LOST = (CloseCode.SERVICE_RESTART, "gateway_lost")
 

@@ -17,10 +17,10 @@ from engine.api import SpeechError
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
 from realtime.protocol.dialects.base import Dialect
-from sessions.session import Session
 
 if TYPE_CHECKING:
     from realtime.conversation import Conversation
+    from sessions.session import Session
 
 # Close codes of a client that ends its session: normal, and going away.
 FINAL_CLOSE_CODES = (1000, 1001)

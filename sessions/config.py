@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from engine.api import ClonedVoice, ResumePoint, SamplingParams, SpeechRequest, TextLayout
-from sessions.text.lexicons.lexicon import Lexicon
 from sessions.text.ssml.inline import InlineForm
+
+if TYPE_CHECKING:
+    from sessions.text.lexicons.lexicon import Lexicon
 
 
 class Encoding(StrEnum):

@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from engine.api import InvalidRequest
 from sessions.errors import LimitExceeded
 from sessions.owned_files import FileCache, OwnedFiles, warn_unreadable
-from sessions.text.lexicons.files import ParsedLexicon
 from sessions.text.lexicons.lexicon import Lexicon, LexiconEntry
 from sessions.voices.voice import NAME, SHARED, check_name
+
+if TYPE_CHECKING:
+    from sessions.text.lexicons.files import ParsedLexicon
 
 T = TypeVar("T")
 SUFFIX = ".json"

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.lazy_aligner import AlignmentBacklog, LazyAligner
@@ -17,7 +18,9 @@ from sessions.audio.pcm import Pcm
 from sessions.encoders import EncoderPool
 from sessions.events import HeardText
 from sessions.text.spans import SpannedText
-from sessions.text.ssml.parser import MarkItem
+
+if TYPE_CHECKING:
+    from sessions.text.ssml.parser import MarkItem
 
 # Speech that is aligned on the event loop at most, a second at 24 kHz: 3 ms.
 MAX_INLINE_ALIGN_BYTES = 96_000

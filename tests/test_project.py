@@ -270,9 +270,9 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(19_060, 113, 0),
-    "sessions": Size(13_030, 114, 0),
-    "realtime": Size(27_040, 167, 0),
+    "engine": Size(19_070, 113, 0),
+    "sessions": Size(13_070, 114, 0),
+    "realtime": Size(27_060, 167, 0),
     "tests": Size(59_220, 345, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from engine.runtime.request import (
     Resumption,
     SilenceGuard,
 )
-from engine.runtime.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from engine.runtime.scheduler import Scheduler
 
 # Positions after the text in a full-text prompt.
 PROMPT_END_ROWS = 2

@@ -7,6 +7,7 @@ import logging
 import secrets
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
@@ -18,7 +19,6 @@ from realtime.connection import CloseReason, Connection
 from realtime.errors import CloseCode, RemoteProtocolError, rule_for
 from realtime.protocol import model
 from realtime.protocol.telephony import base
-from realtime.server import SpeechServer
 from realtime.transports.transport import MessageTransport
 from sessions.audio.provenance import SOURCE_TYPE
 from sessions.config import AudioFormat, Encoding
@@ -26,6 +26,9 @@ from sessions.session import Session
 from sessions.vad.barge_in import BargeInDetector, BargeInSettings
 from sessions.vad.silero import load_model
 from sessions.weak import weak_method
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.calls")
 

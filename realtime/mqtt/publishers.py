@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from engine.api import SpeechError
 from realtime.auth import Principal
@@ -15,8 +16,10 @@ from realtime.protocol import model
 from realtime.protocol.call_events import parse_command
 from realtime.protocol.mqtt.messages import MqttServerStatus, serialize
 from realtime.protocol.mqtt.topics import Topics
-from realtime.server import SpeechServer
 from realtime.transports.transport import check_size
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 # Expiry of a published status; a running server publishes again before.
 STATUS_EXPIRY_S = 300

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from engine.api import ErrorInfo
+if TYPE_CHECKING:
+    from engine.api import ErrorInfo
+
 
 # ``text``: a language model answers typed turns. ``audio``: a recognizer transcribes spoken turns as well.
 AgentAbility = Literal["none", "text", "audio"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -22,7 +22,6 @@ from engine.api import (
 )
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
-from realtime.server import SpeechServer
 from realtime.speech_api.request import (
     Delivery,
     SpeechRequestBody,
@@ -38,10 +37,13 @@ from sessions.errors import SessionError
 from sessions.events import ResponseFinished
 from sessions.languages import known_language
 from sessions.response import Response
-from sessions.session import Session
 from sessions.validation import check_settings
 from sessions.voices.lookup import find_voice, is_built_in
 from sessions.voices.voice import StoredVoice
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
+    from sessions.session import Session
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

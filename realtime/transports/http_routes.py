@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -22,8 +22,10 @@ from engine.api import SAMPLING_RANGES, EngineInfo, ErrorInfo, SamplingFields
 from realtime.auth import Principal
 from realtime.config import ServerConfig
 from realtime.errors import RequestRefused, http_status, openai_error, refusal_headers
-from realtime.server import SpeechServer
 from realtime.transports.transport import client_disconnected
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No JSON has more values than these and one; a recording in base64 has one of them.

@@ -6,10 +6,14 @@ never shows, to the bit.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.weights import AcousticWeights
+if TYPE_CHECKING:
+    from sessions.alignment.weights import AcousticWeights
+
 
 Floats = npt.NDArray[np.float32]
 

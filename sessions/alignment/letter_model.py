@@ -5,11 +5,14 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.weights import LetterModelWeights
+if TYPE_CHECKING:
+    from sessions.alignment.weights import LetterModelWeights
+
 
 Floats = npt.NDArray[np.float32]
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from sessions.alignment.letter_model import MAX_STEPS, AlignmentUnits
+from sessions.alignment.letter_model import MAX_STEPS
+
+if TYPE_CHECKING:
+    from sessions.alignment.letter_model import AlignmentUnits
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.api import ClonedVoice, InvalidRequest
+from engine.api import InvalidRequest
+
+if TYPE_CHECKING:
+    from engine.api import ClonedVoice
 
 # The owner of voices that every key may speak with: those that the operator added.
 SHARED = ""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import CheckpointError
-from engine.text.tokenizer import BytePairTokenizer, IncrementalEncoder, IncrementalTokenizer
+from engine.text.tokenizer import BytePairTokenizer, IncrementalTokenizer
 from engine.text.tokenizer_files import read_json, read_merges, read_vocab
+
+if TYPE_CHECKING:
+    from engine.text.tokenizer import IncrementalEncoder
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_PROMPT = "<|endofprompt|>"

@@ -6,13 +6,15 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.model import Message
 from realtime.protocol.native import decode_json
+
+if TYPE_CHECKING:
+    from realtime.protocol.model import Message
 
 T = TypeVar("T")
 

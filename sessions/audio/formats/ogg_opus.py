@@ -10,10 +10,14 @@ import secrets
 import struct
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sessions.audio.opus import OpusEncoder, OpusPacket, OpusSettings
+from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import Pcm, within_full_scale
 from sessions.audio.provenance import vorbis_comments
+
+if TYPE_CHECKING:
+    from sessions.audio.opus import OpusPacket, OpusSettings
 
 GRANULE_RATE = 48_000
 MAX_SEGMENTS = 255

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sessions.text.lexicons.lexicon import MAX_WRITTEN_CHARS, TOKEN, Lexicon, LexiconMatch
 from sessions.text.spans import EMPTY, SpannedText
-from sessions.text.ssml.parser import MarkupItem, StyleItem
+from sessions.text.ssml.parser import StyleItem
 from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken
+
+if TYPE_CHECKING:
+    from sessions.text.ssml.parser import MarkupItem
 
 
 class MarkupParser(Protocol):

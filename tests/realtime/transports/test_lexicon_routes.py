@@ -19,7 +19,7 @@ ALICE, BOB = {"X-API-Key": "0123456789abcdef"}, {"X-API-Key": "fedcba9876543210"
 FILE = '{"language": "en", "entries": {"NGINX": "engine x"}}'
 PLS = """<lexicon version="1.0" xmlns="http://www.w3.org/2005/01/pronunciation-lexicon" xml:lang="en">
 <lexeme><grapheme>W3C</grapheme><alias>World Wide Web</alias></lexeme>
-<lexeme><grapheme>tomato</grapheme><phoneme>x</phoneme></lexeme></lexicon>"""
+<lexeme><grapheme>tomato</grapheme><phoneme>5</phoneme></lexeme></lexicon>"""
 
 
 @pytest.fixture
