@@ -24,7 +24,7 @@ MARK = "VOICEWIRE_CLUSTER_TEST"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
         program: None if shutil.which(program) else f"no program {program} here"
-        for program in ("haproxy", "redis-server")
+        for program in ("haproxy", "prometheus", "redis-server")
     }
     missing |= {
         "ray": None if importlib.util.find_spec("ray") else "no package ray here: pip install 'voicewire[cluster]'",
