@@ -179,7 +179,7 @@ def tool_schema(tool: AgentTool) -> dict[str, Any]:
 
 
 def newest_turns(turns: Iterable[ChatTurn], max_chars: int) -> list[ChatTurn]:
-    """Return the newest turns of at most so many characters, the last one always."""
+    """Return the newest turns up to a number of characters, the last one always."""
     chosen: list[ChatTurn] = []
     for turn in reversed([*turns]):
         max_chars -= len(turn.text) + (0 if turn.call is None else len(turn.call.arguments))

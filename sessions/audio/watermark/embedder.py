@@ -23,7 +23,7 @@ HIGH_HZ, HIGH_DEPTH_DB = 3_000.0, 3.0
 # Crossfade from the filter of one frame to that of the next.
 FADE_MS = 5
 FILTER_MS = 6
-# Bins of the curves from which the filters are made; the cepstrum of so many does not overlap itself.
+# Bins of the curves from which the filters are made; with this number the cepstrum does not overlap itself.
 NUM_BINS = 513
 
 

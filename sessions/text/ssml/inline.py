@@ -20,7 +20,7 @@ _PAUSE = re.compile(r"pause:\s*(?P<time>[0-9.]{1,8}(?:ms|s))")
 
 
 class InlineForm(StrEnum):
-    # ``<500>``: a pause of so many ms.
+    # ``<500>``: a pause of 500 ms.
     RIME_PAUSE = "rime_pause"
     # ``{k1Ast0xm}``: phonemes.
     RIME_PHONEMES = "rime_phonemes"
