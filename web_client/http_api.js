@@ -10,6 +10,7 @@
  * @property {number} embedding_size
  * @property {number} min_sample_s
  * @property {number} max_sample_s
+ * @property {"none" | "text" | "audio"} agent what turns the built-in agent answers
  *
  * @typedef {object} StoredVoice
  * @property {string} name

@@ -10,6 +10,15 @@ export function fromS16le(bytes) {
   return Float32Array.from({ length: bytes.length >> 1 }, (_, index) => view.getInt16(2 * index, true) / FULL_SCALE);
 }
 
+/** @param {Float32Array} pcm @returns {Uint8Array<ArrayBuffer>} s16le */
+export function toS16le(pcm) {
+  const view = new DataView(new ArrayBuffer(2 * pcm.length));
+  pcm.forEach((sample, index) => {
+    view.setInt16(2 * index, Math.round(Math.max(-1, Math.min(1, sample)) * 32_767), true);
+  });
+  return new Uint8Array(view.buffer);
+}
+
 /** G.711 mu-law. @param {number} code */
 function muLaw(code) {
   const bits = ~code & 0xff;

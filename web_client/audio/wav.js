@@ -1,5 +1,7 @@
 /** Convert samples to a WAV file. */
 
+import { toS16le } from "./pcm.js";
+
 const HEADER_BYTES = 44;
 
 /** @param {Float32Array} pcm @param {number} rate @returns {Uint8Array<ArrayBuffer>} 16 bits, one channel */
@@ -23,9 +25,6 @@ export function wavFile(pcm, rate) {
   view.setUint16(34, 16, true);
   tag(36, "data");
   view.setUint32(40, 2 * pcm.length, true);
-  pcm.forEach((sample, index) => {
-    const value = Math.round(Math.max(-1, Math.min(1, sample)) * 32_767);
-    view.setInt16(HEADER_BYTES + 2 * index, value, true);
-  });
+  bytes.set(toS16le(pcm), HEADER_BYTES);
   return bytes;
 }

@@ -50,12 +50,12 @@ export function openComposer(onSpeak) {
 /** @param {import("../protocol/events.js").SessionCreated} info */
 export function setOptions({ voices, languages, settings }) {
   setVoices(voices, settings.voice);
-  fill(select("language"), languages, settings.language);
+  fillSelect(select("language"), languages, settings.language);
 }
 
 /** @param {string[]} names @param {string} [chosen] */
 export function setVoices(names, chosen) {
-  fill(select("voice"), names, chosen);
+  fillSelect(select("voice"), names, chosen);
 }
 
 /** @returns {Order} */
@@ -91,8 +91,14 @@ function showDelivery() {
   getById("rate-value").textContent = input("rate").value;
 }
 
-/** @param {HTMLSelectElement} element @param {string[]} names @param {string} [chosen] */
-function fill(element, names, chosen) {
+/**
+ * Offer these names; the present choice stays.
+ *
+ * @param {HTMLSelectElement} element
+ * @param {string[]} names
+ * @param {string} [chosen]
+ */
+export function fillSelect(element, names, chosen) {
   const before = element.value || chosen;
   element.replaceChildren(...names.map((name) => createElement("option", { value: name }, name)));
   if (before !== undefined && names.includes(before)) element.value = before;

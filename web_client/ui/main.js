@@ -118,6 +118,7 @@ async function showAbilities() {
     const [model, { voices, can_change }] = await Promise.all([api.model(), api.voices()]);
     showModelFields(model);
     setVoices(voices);
+    getById("to-talk").hidden = model.agent === "none";
     showLexicons(can_change ? await api.lexicons() : null);
   } catch (error) {
     showNotice("abilities", {
@@ -139,8 +140,20 @@ function openOtherViews() {
     voices ??= import("./voices/voices_view.js").then((view) => view.openVoices({ session, api, onVoices: setVoices }));
     await (await voices)();
   };
-  const isShown = openViews((name) => session.state === "open" && name === "voices" && refresh());
-  session.on("ready", () => isShown("voices") && refresh());
+  /** @type {Promise<import("./talk/talk_view.js").TalkView> | undefined} */
+  let talk;
+  const showTalk = async () => {
+    talk ??= import("./talk/talk_view.js").then(({ TalkView }) => new TalkView(session, api, announce));
+    await (await talk).show();
+  };
+  const loaders = { say: () => {}, talk: showTalk, voices: refresh };
+  const isShown = openViews((name) => {
+    if (session.state === "open") loaders[name]();
+    if (name !== "talk") talk?.then((view) => view.leave());
+  });
+  session.on("ready", () => {
+    for (const name of /** @type {const} */ (["talk", "voices"])) if (isShown(name)) loaders[name]();
+  });
 }
 
 /** Open the audio device at the first touch of the page, so that it is ready at the first click. */

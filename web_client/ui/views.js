@@ -2,7 +2,7 @@
 
 import { getById } from "./dom.js";
 
-const NAMES = /** @type {const} */ (["say", "voices"]);
+const NAMES = /** @type {const} */ (["say", "talk", "voices"]);
 
 /** @typedef {typeof NAMES[number]} ViewName */
 

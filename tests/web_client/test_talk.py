@@ -1,0 +1,276 @@
+"""The view of the conversation with the agent: typed turns, with a language model on a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.realtime.agent.stub_backend import ScriptedAnswer, StubBackend, stub_backend
+from tests.realtime.server_process import server
+from tests.web_client.conftest import QUICK, READY, http, speech_token, until
+
+KEY = "a-key-of-enough-characters"
+# Longer than the audio that a server sends ahead.
+LONG = ScriptedAnswer("This is a long answer that goes on and on and on. " * 15, speed=10)
+# Sent completely while it begins to play.
+SENT_AHEAD = ScriptedAnswer("This is a long answer that goes on and on. " * 3, speed=10)
+CONNECTED = "document.querySelector('#talk-status').textContent === 'Ready.'"
+IDLE = "document.querySelector('#talk-interrupt').getAttribute('aria-disabled') === 'true'"
+
+
+@contextmanager
+def backend_thread() -> Iterator[StubBackend]:
+    """A backend in a thread of its own: no event loop can run beside the browser."""
+    started: queue.Queue[tuple[StubBackend, Callable[[], object]]] = queue.Queue()
+
+    async def run() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        async with stub_backend() as stub:
+            started.put((stub, lambda: loop.call_soon_threadsafe(stop.set)))
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    stub, stop = started.get()
+    try:
+        yield stub
+    finally:
+        stop()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def started(folder: Path) -> Iterator[tuple[StubBackend, str]]:
+    with backend_thread() as stub, server(QUICK, listen__page=str(folder), **flags(stub)) as running:
+        yield stub, http(running)
+
+
+@pytest.fixture
+def backend(started: tuple[StubBackend, str]) -> StubBackend:
+    stub, _ = started
+    for script in (stub.answers, stub.transcripts, stub.chats, stub.recordings):
+        script.clear()
+    return stub
+
+
+@pytest.fixture
+def url(started: tuple[StubBackend, str], backend: StubBackend) -> str:
+    return started[1]
+
+
+def flags(backend: StubBackend) -> dict[str, Any]:
+    return {"agent__llm_url": backend.url, "agent__stt_url": backend.url, "agent__llm_model": "m"}
+
+
+def open_talk(open_page: Callable, url: str, **options: Any) -> Any:
+    """A tab that is ready for a turn, with the messages of its conversation."""
+    page = open_page("about:blank", **options)
+    page.sent, page.received = [], []
+
+    def listen(socket: Any) -> None:
+        if "/v1/realtime" in socket.url:
+            socket.on("framesent", lambda data: page.sent.append(data))
+            socket.on("framereceived", lambda data: page.received.append(data))
+
+    page.on("websocket", listen)
+    page.goto(f"{url}/#talk")
+    until(page, READY)
+    until(page, CONNECTED)
+    return page
+
+
+@pytest.fixture
+def page(open_page: Callable, url: str) -> Any:
+    return open_talk(open_page, url)
+
+
+def ask(page: Any, text: str) -> Any:
+    """Send a typed turn; return the card of its answer."""
+    answers = page.locator(".turn[data-kind=agent]")
+    before = answers.count()
+    page.fill("#talk-text", text)
+    page.press("#talk-text", "Enter")
+    answers.nth(before).wait_for()
+    return answers.nth(before)
+
+
+def sent(page: Any, kind: str) -> list[dict[str, Any]]:
+    return [event for event in map(json.loads, page.sent) if event["type"] == kind]
+
+
+def replies(chat: dict[str, Any]) -> list[str]:
+    """Return what the language model is told that it has said."""
+    return [entry["content"] for entry in chat["messages"] if entry["role"] == "assistant"]
+
+
+def interrupt(page: Any, how: str) -> None:
+    if how == "button":
+        page.click("#talk-interrupt")
+    elif how == "escape":
+        page.focus("#talk-text")
+        page.keyboard.press("Escape")
+    else:
+        page.fill("#talk-text", "And now?")
+        page.press("#talk-text", "Enter")
+
+
+def test_typed_conversation(page: Any, backend: StubBackend) -> None:
+    backend.answers += [ScriptedAnswer("Fine, thank you."), ScriptedAnswer("Good bye.")]
+    answer = ask(page, "How are <b>you</b>?")
+    answer.locator(".state", has_text="heard").wait_for()
+    assert answer.locator(".said").inner_text() == "Fine, thank you."
+    assert page.locator(".turn[data-kind=user] .said").inner_text() == "How are <b>you</b>?"
+    assert answer.locator(".numbers dt").all_inner_texts() == ["first token", "first audio"]
+    assert page.input_value("#talk-text") == ""
+    ask(page, "Bye.").locator(".state", has_text="heard").wait_for()
+    assert [entry["content"] for entry in backend.chats[1]["messages"] if entry["role"] != "system"] == [
+        "How are <b>you</b>?",
+        "Fine, thank you.",
+        "Bye.",
+    ]
+    assert page.locator("#turns > li").count() == 4
+
+
+@pytest.mark.parametrize("how", ["escape", pytest.param("button", marks=pytest.mark.slow), "turn"])
+def test_interruption_leaves_in_the_conversation_what_was_played(page: Any, backend: StubBackend, how: str) -> None:
+    backend.answers.append(LONG)
+    answer = ask(page, "Tell me.")
+    answer.locator(".said", has_text="This is a long").wait_for()
+    interrupt(page, how)
+    answer.locator(".state", has_text="interrupted").wait_for()
+    answer.locator(".rest").wait_for(state="attached")
+    page.locator(".turn[data-heard]").wait_for()
+    [truncated] = sent(page, "conversation.item.truncate")
+    assert 0 < truncated["audio_end_ms"] < 10_000
+    assert len(sent(page, "response.cancel")) == 1
+    heard = answer.locator(".heard").inner_text()
+    assert f"{truncated['audio_end_ms'] / 1000:.2f} s" in answer.locator(".cut").inner_text()
+    assert LONG.text.startswith(heard)
+    assert len(heard) < len(LONG.text) / 2
+    if how != "turn":
+        ask(page, "And now?")
+    page.locator(".turn .state", has_text="heard").wait_for()
+    assert replies(backend.chats[1]) == ([heard] if heard else [])
+    assert page.locator(".notice").count() == 0
+
+
+def test_interruption_before_the_first_word(page: Any, backend: StubBackend) -> None:
+    """The response is canceled before the page has any of its audio; the next turn is answered."""
+    backend.answers += [ScriptedAnswer("Never said.", stalls_at=0), ScriptedAnswer("Here I am.")]
+    page.fill("#talk-text", "Tell me.")
+    page.press("#talk-text", "Enter")
+    page.locator(".turn[data-kind=user]").wait_for()
+    answer = ask(page, "Are you there?")
+    page.locator(".turn .said", has_text="Here I am.").wait_for()
+    page.locator(".turn .state", has_text="heard").wait_for()
+    assert answer.locator(".problem").is_hidden()
+    until(page, IDLE)
+    assert page.locator(".notice").count() == 0
+
+
+def test_failing_language_model_is_shown_and_the_next_turn_answered(page: Any, backend: StubBackend) -> None:
+    backend.answers += [ScriptedAnswer(status=400), ScriptedAnswer("Fine.")]
+    answer = ask(page, "How are you?")
+    answer.locator(".state", has_text="failed").wait_for()
+    page.locator(".notice", has_text="llm_failed").wait_for()
+    assert answer.locator(".said").inner_text().startswith("Sorry")
+    assert answer.locator(".problem").inner_text() != ""
+    ask(page, "And now?").locator(".state", has_text="heard").wait_for()
+    assert page.locator(".notice").count() == 0
+
+
+@pytest.mark.slow
+def test_answer_that_was_sent_completely_is_still_cut(page: Any, backend: StubBackend) -> None:
+    backend.answers.append(SENT_AHEAD)
+    answer = ask(page, "Tell me.")
+    answer.locator(".numbers").wait_for()
+    answer.locator(".said", has_text="This is a long").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".turn[data-heard]").wait_for()
+    assert sent(page, "response.cancel") == []
+    heard = answer.locator(".heard").inner_text()
+    assert len(heard) < len(SENT_AHEAD.text) / 2
+    ask(page, "And now?").locator(".state", has_text="heard").wait_for()
+    assert replies(backend.chats[1]) == ([heard] if heard else [])
+
+
+@pytest.mark.slow
+def test_function_call_is_shown(page: Any, backend: StubBackend) -> None:
+    call = {"id": "1", "name": "order", "arguments": '{"tea": "green"}'}
+    backend.answers.append(ScriptedAnswer("", calls=[call]))
+    answer = ask(page, "Order a tea.")
+    answer.locator(".said", has_text='order({"tea": "green"})').wait_for()
+    answer.locator(".state", has_text="heard").wait_for()
+
+
+@pytest.mark.slow
+def test_without_agent_there_is_no_conversation(open_page: Callable, serve: Callable) -> None:
+    page = open_page(f"{serve(QUICK)}/#talk")
+    page.locator("#talk-note", has_text="no agent").wait_for()
+    assert page.locator("#to-talk").is_hidden()
+    assert page.is_disabled("#talk-send")
+
+
+@pytest.mark.slow
+def test_lost_connection_is_shown_and_another_conversation_begun(
+    open_page: Callable, folder: Path, backend: StubBackend
+) -> None:
+    settings = {"listen__page": str(folder)} | flags(backend)
+    with server(QUICK, **settings) as first:
+        port = int(first.url.rpartition(":")[2])
+        page = open_talk(open_page, http(first))
+        page.expected += ["WebSocket connection", "ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET"]
+        ask(page, "One.").locator(".state", has_text="heard").wait_for()
+    page.locator(".notice", has_text="The conversation has ended").wait_for()
+    with server(QUICK, listen__port=port, **settings):
+        until(page, READY)
+        until(page, CONNECTED)
+        assert page.locator(".notice").count() == 0
+        ask(page, "Two.").locator(".state", has_text="heard").wait_for()
+        assert replies(backend.chats[1]) == []
+        assert page.locator("#turns > li").count() == 5
+        page.click("#talk-restart")
+        until(page, CONNECTED)
+        assert page.locator("#turns > li").count() == 0
+        page.context.close()
+
+
+@pytest.mark.slow
+def test_token_of_a_key_opens_the_conversation(open_page: Callable, serve: Callable, backend: StubBackend) -> None:
+    url = serve(QUICK, auth__api_keys=f"me:{KEY}", **flags(backend))
+    page = open_page(f"{url}/#talk")
+    page.expected = ["WebSocket connection", "401"]
+    page.locator(".notice", has_text="asks for an API key").wait_for()
+    page.click("#access summary")
+    page.fill("#key", speech_token(url, KEY))
+    page.keyboard.press("Enter")
+    until(page, CONNECTED)
+    ask(page, "Hello.").locator(".state", has_text="heard").wait_for()
+
+
+@pytest.mark.slow
+def test_conversation_on_phone_has_names_and_no_scroll(open_page: Callable, url: str, backend: StubBackend) -> None:
+    grounds = []
+    for scheme in ("light", "dark"):
+        page = open_talk(open_page, url, viewport={"width": 360, "height": 700}, color_scheme=scheme)
+        backend.answers.append(ScriptedAnswer("Donau" * 40 + "."))
+        ask(page, "x" * 200)
+        page.locator(".turn .said", has_text="Donau").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        box = page.locator("#talk-interrupt").bounding_box()
+        assert box["y"] + box["height"] <= 700
+        assert box["height"] >= 44
+        grounds.append(page.evaluate("getComputedStyle(document.querySelector('.turn')).backgroundColor"))
+        nameless = page.evaluate("""[...document.querySelectorAll('#view-talk :is(button, input, select, textarea)')]
+            .filter((element) => !(element.labels?.length || element.ariaLabel || element.textContent.trim()))
+            .map((element) => element.outerHTML)""")
+        assert nameless == []
+    assert grounds[0] != grounds[1]

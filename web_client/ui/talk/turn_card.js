@@ -1,0 +1,103 @@
+/** One turn of the conversation: its text, what was heard of it, and its latency. */
+
+import { createElement } from "../dom.js";
+
+/** @typedef {import("../../agent/agent_session.js").Turn} Turn */
+
+const STATES = {
+  said: "",
+  speaking: "speaking",
+  recognizing: "recognizing",
+  failed: "failed",
+  thinking: "thinking",
+  heard: "heard",
+  interrupted: "interrupted",
+};
+const LATENCIES = /** @type {const} */ ([
+  ["endpointing_ms", "end of speech"],
+  ["stt_ms", "recognition"],
+  ["llm_first_token_ms", "first token"],
+  ["first_audio_ms", "first audio"],
+]);
+
+export class TurnCard {
+  /** @param {Turn} turn */
+  constructor(turn) {
+    this.turn = turn;
+    this.state = createElement("span", { className: "state" });
+    this.said = createElement("p", { className: "said", dir: "auto" });
+    this.problem = createElement("p", { className: "problem", hidden: true });
+    this.numbers = createElement("dl", { className: "numbers", hidden: true });
+    const title = createElement("h2", {}, turn.kind === "user" ? "You" : "Agent");
+    const parts = [createElement("header", {}, title, this.state), this.said, this.problem, this.numbers];
+    this.element = createElement("li", { className: "reply turn card" }, ...parts);
+    this.element.dataset.kind = turn.kind;
+    this.refresh();
+  }
+
+  refresh() {
+    const { turn } = this;
+    const state = STATES[turn.state];
+    this.state.textContent = state;
+    this.state.hidden = state === "";
+    this.element.dataset.state = turn.state;
+    if (turn.kind === "user") this.#showUser(turn);
+    else this.#showAnswer(turn);
+  }
+
+  /** @param {import("../../agent/agent_session.js").UserTurn} turn */
+  #showUser({ state, text }) {
+    const is_failed = state === "failed";
+    this.said.textContent = is_failed ? "" : state === "said" && text === "" ? "(nothing understood)" : text;
+    this.#showProblem(is_failed ? text : null);
+  }
+
+  /** @param {import("../../agent/spoken_answer.js").SpokenAnswer} answer */
+  #showAnswer({ text, heard, played_ms, error, calls, latency }) {
+    if (played_ms === null) this.said.textContent = text;
+    else this.#showCut(text, heard, played_ms);
+    for (const call of calls) {
+      const line = `${call.name}(${call.arguments}): this page carries out no functions`;
+      this.said.append(createElement("span", { className: "muted" }, line));
+    }
+    this.#showProblem(error);
+    if (latency !== null) this.#showLatency(latency);
+  }
+
+  /** @param {string} text @param {string | null} heard @param {number} played_ms */
+  #showCut(text, heard, played_ms) {
+    const is_known = heard !== null && text.startsWith(heard);
+    const shown = heard ?? text;
+    const rest = is_known ? text.slice(heard.length) : "";
+    const seconds = `${(played_ms / 1000).toFixed(2)} s`;
+    this.said.dataset.cut = "true";
+    if (heard !== null) this.element.dataset.heard = heard;
+    this.said.replaceChildren(
+      createElement("span", { className: "heard" }, shown),
+      createElement(
+        "span",
+        { className: "cut" },
+        createElement("span", { className: "unseen" }, ` [interrupted after ${seconds}] `),
+        createElement("span", { ariaHidden: "true" }, seconds),
+      ),
+      createElement("span", { className: "rest" }, rest),
+    );
+  }
+
+  /** @param {string | null} text */
+  #showProblem(text) {
+    this.problem.textContent = text;
+    this.problem.hidden = text === null;
+  }
+
+  /** @param {import("../../agent/spoken_answer.js").AgentLatency} latency */
+  #showLatency(latency) {
+    const parts = LATENCIES.flatMap(([name, label]) => {
+      const value = latency[name];
+      if (value === null) return [];
+      return [createElement("div", {}, createElement("dt", {}, label), createElement("dd", {}, `${Math.round(value)} ms`))];
+    });
+    this.numbers.replaceChildren(...parts);
+    this.numbers.hidden = parts.length === 0;
+  }
+}
