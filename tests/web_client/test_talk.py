@@ -1,4 +1,5 @@
-"""The view of the conversation with the agent: typed turns, with a language model on a socket."""
+"""The view of the conversation with the agent: a language model and a recognizer on a socket, a microphone that plays
+a file of speech."""
 
 from __future__ import annotations
 
@@ -6,16 +7,21 @@ import asyncio
 import json
 import queue
 import threading
+import wave
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from sessions.audio.resampler import Resampler
+from sessions.audio.wav import wav_file
 from tests.realtime.agent.stub_backend import ScriptedAnswer, StubBackend, stub_backend
 from tests.realtime.server_process import server
-from tests.web_client.conftest import QUICK, READY, http, speech_token, until
+from tests.web_client.conftest import QUICK, READY, SOUND_ALLOWED, http, launch, speech_token, until
 
 KEY = "a-key-of-enough-characters"
 # Longer than the audio that a server sends ahead.
@@ -24,6 +30,22 @@ LONG = ScriptedAnswer("This is a long answer that goes on and on and on. " * 15,
 SENT_AHEAD = ScriptedAnswer("This is a long answer that goes on and on. " * 3, speed=10)
 CONNECTED = "document.querySelector('#talk-status').textContent === 'Ready.'"
 IDLE = "document.querySelector('#talk-interrupt').getAttribute('aria-disabled') === 'true'"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Its microphone plays 1.5 s of speech and 2.5 s of silence, again and again."""
+    from training.flite import SAMPLE_RATE_HZ, available, synthesize
+
+    if not available():
+        pytest.skip("flite is not installed")
+    speech = np.asarray(synthesize("Wait a moment, please.", "slt").pcm, np.float32) / 32768
+    pcm = Resampler(SAMPLE_RATE_HZ, 48_000).push(speech)
+    spoken = tmp_path_factory.mktemp("microphone") / "spoken.wav"
+    spoken.write_bytes(wav_file(np.pad(pcm, (0, 120_000)), 48_000))
+    device = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    with launch(SOUND_ALLOWED, *device, f"--use-file-for-fake-audio-capture={spoken}") as browser:
+        yield browser
 
 
 @contextmanager
@@ -200,6 +222,86 @@ def test_answer_that_was_sent_completely_is_still_cut(page: Any, backend: StubBa
     assert len(heard) < len(SENT_AHEAD.text) / 2
     ask(page, "And now?").locator(".state", has_text="heard").wait_for()
     assert replies(backend.chats[1]) == ([heard] if heard else [])
+
+
+def choose(page: Any, mode: str) -> None:
+    page.locator("#talk-microphone label", has_text=mode).click()
+
+
+def test_hands_free_turns_interrupt_by_voice(page: Any, backend: StubBackend) -> None:
+    backend.transcripts += ["Tell me.", "Stop."]
+    backend.answers += [LONG, LONG]
+    choose(page, "hands-free")
+    users, answers = page.locator(".turn[data-kind=user]"), page.locator(".turn[data-kind=agent]")
+    users.nth(1).locator(".said", has_text="Stop.").wait_for()
+    choose(page, "off")
+    assert users.nth(0).locator(".said").inner_text() == "Tell me."
+    first = answers.nth(0)
+    first.locator(".state", has_text="interrupted").wait_for()
+    until(page, "document.querySelector('.turn[data-kind=agent]').dataset.heard !== undefined")
+    heard = first.locator(".heard").inner_text()
+    assert LONG.text.startswith(heard)
+    assert first.locator(".numbers dt").all_inner_texts() == [
+        "end of speech",
+        "recognition",
+        "first token",
+        "first audio",
+    ]
+    assert sent(page, "conversation.item.truncate")[0]["audio_end_ms"] > 0
+    assert sent(page, "response.cancel") == [], "the server has done that"
+    page.click("#talk-interrupt")
+    until(page, IDLE)
+    ask(page, "Go on.")
+    assert replies(backend.chats[2])[0] == heard
+    assert page.locator(".notice").count() == 0
+
+
+@pytest.mark.parametrize("how", ["pointer", pytest.param("key", marks=pytest.mark.slow)])
+def test_button_is_held_for_a_turn(page: Any, backend: StubBackend, how: str) -> None:
+    backend.transcripts.append("How are you?")
+    backend.answers += [LONG, ScriptedAnswer("Fine.")]
+    answer = ask(page, "Tell me.")
+    answer.locator(".said", has_text="This is a long").wait_for()
+    choose(page, "hold to talk")
+    until(page, "document.querySelector('#talk-status').textContent.startsWith('Audio leaves')")
+    assert sent(page, "input_audio_buffer.append") == []
+    hold, release = hands(page, how)
+    hold()
+    answer.locator(".state", has_text="interrupted").wait_for()
+    assert page.get_attribute("#talk-hold", "aria-pressed") == "true"
+    while len(sent(page, "input_audio_buffer.append")) < 50:
+        page.wait_for_timeout(20)
+    release()
+    page.locator(".turn .said", has_text="How are you?").wait_for()
+    page.locator(".turn .said", has_text="Fine.").wait_for()
+    num_appended = len(sent(page, "input_audio_buffer.append"))
+    with wave.open(BytesIO(backend.recordings[0])) as recording:
+        assert recording.getnframes() / recording.getframerate() == pytest.approx(0.02 * num_appended, abs=0.03)
+        assert np.abs(np.frombuffer(recording.readframes(1_000_000), "<i2")).max() > 1_000
+    hold()
+    release()
+    until(page, "document.querySelector('#talk-hold').ariaPressed === 'false'")
+    assert len(sent(page, "input_audio_buffer.commit")) == 1, "a slip of the finger is no turn"
+    page.click("#to-say")
+    until(page, "document.querySelector('#talk-microphone input').checked")
+
+
+def hands(page: Any, how: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    if how == "key":
+        page.focus("#talk-hold")
+        return (lambda: page.keyboard.down("Space"), lambda: page.keyboard.up("Space"))
+    page.hover("#talk-hold")
+    return page.mouse.down, page.mouse.up
+
+
+@pytest.mark.slow
+def test_microphone_that_does_not_open_is_off_again(page: Any) -> None:
+    page.evaluate("""() => void (navigator.mediaDevices.getUserMedia = () =>
+        Promise.reject(new DOMException('no', 'NotAllowedError')))""")
+    choose(page, "hands-free")
+    page.locator(".notice", has_text="the browser does not allow the microphone").wait_for()
+    assert page.is_checked("#talk-microphone input[value=off]")
+    assert page.locator("#talk-hold").is_hidden()
 
 
 @pytest.mark.slow

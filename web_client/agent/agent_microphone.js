@@ -38,11 +38,14 @@ export class AgentMicrophone {
     }
   }
 
-  /** Send audio from now on. Returns false if the microphone is not open yet. */
+  get is_open() {
+    return this.#resampler !== null;
+  }
+
+  /** Send audio from now on. */
   press() {
     this.sent_ms = 0;
-    this.#is_held = this.#resampler !== null;
-    return this.#is_held;
+    this.#is_held = true;
   }
 
   release() {

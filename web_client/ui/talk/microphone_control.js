@@ -34,9 +34,11 @@ export class MicrophoneControl {
     getById("talk-microphone").hidden = !can_recognize || !hasMicrophone();
   }
 
-  /** What to do now. */
+  /** What it does now. */
   get words() {
-    return this.#is_pressed ? "Listening." : WORDS[this.#microphone.mode];
+    const { mode, is_open } = this.#microphone;
+    if (mode !== "off" && !is_open) return "Opening the microphone.";
+    return this.#is_pressed ? "Listening." : WORDS[mode];
   }
 
   close() {
@@ -52,18 +54,20 @@ export class MicrophoneControl {
     this.#showMode();
     try {
       await opening;
-      showNotice("talk", null);
+      if (mode !== "off") showNotice("talk", null);
     } catch (error) {
       showNotice("talk", { text: `No microphone: ${/** @type {Error} */ (error).message}.`, tone: "bad", dismiss: true });
-      this.#showMode();
     }
+    this.#showMode();
   }
 
   #showMode() {
-    const { mode } = this.#microphone;
+    const { mode, is_open } = this.#microphone;
     for (const radio of modes()) radio.checked = radio.value === mode;
-    getById("talk-hold").hidden = mode !== "hold";
-    getById("talk-hold").setAttribute("aria-pressed", String(this.#is_pressed));
+    const button = /** @type {HTMLButtonElement} */ (getById("talk-hold"));
+    button.hidden = mode !== "hold";
+    button.disabled = !is_open;
+    button.setAttribute("aria-pressed", String(this.#is_pressed));
     this.#onChange();
   }
 
@@ -85,10 +89,11 @@ export class MicrophoneControl {
   }
 
   #press() {
-    if (this.#is_pressed || this.#agent.state !== "open") return;
+    if (this.#is_pressed || this.#agent.state !== "open" || !this.#microphone.is_open) return;
     this.#agent.interrupt();
     this.#agent.clearAudio();
-    this.#is_pressed = this.#microphone.press();
+    this.#is_pressed = true;
+    this.#microphone.press();
     this.#showMode();
   }
 
