@@ -3,13 +3,9 @@ a file of speech."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import queue
-import threading
 import wave
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,9 @@ import pytest
 
 from sessions.audio.resampler import Resampler
 from sessions.audio.wav import wav_file
-from tests.realtime.agent.stub_backend import ScriptedAnswer, StubBackend, stub_backend
+from tests.realtime.agent.stub_backend import ScriptedAnswer, StubBackend, stub_backend_thread
 from tests.realtime.server_process import server
-from tests.web_client.conftest import QUICK, READY, SOUND_ALLOWED, http, launch, speech_token, until
+from tests.web_client.conftest import QUICK, READY, SOUND_ALLOWED, http, launch, samples, speech_token, until
 
 KEY = "a-key-of-enough-characters"
 # Longer than the audio that a server sends ahead.
@@ -29,6 +25,13 @@ LONG = ScriptedAnswer("This is a long answer that goes on and on and on. " * 15,
 # Sent completely while it begins to play.
 SENT_AHEAD = ScriptedAnswer("This is a long answer that goes on and on. " * 3, speed=10)
 CONNECTED = "document.querySelector('#talk-status').textContent === 'Ready.'"
+# Tells the audio thread of each detected speech, before the page learns of it.
+MARK_SPEECH = """window.WebSocket = class extends WebSocket {
+    constructor(...order) {
+        super(...order);
+        this.addEventListener("message", ({ data }) => String(data).includes("speech_started") && window.tap?.mark());
+    }
+};"""
 IDLE = "document.querySelector('#talk-interrupt').getAttribute('aria-disabled') === 'true'"
 
 
@@ -48,30 +51,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield browser
 
 
-@contextmanager
-def backend_thread() -> Iterator[StubBackend]:
-    """A backend in a thread of its own: no event loop can run beside the browser."""
-    started: queue.Queue[tuple[StubBackend, Callable[[], object]]] = queue.Queue()
-
-    async def run() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        async with stub_backend() as stub:
-            started.put((stub, lambda: loop.call_soon_threadsafe(stop.set)))
-            await stop.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
-    thread.start()
-    stub, stop = started.get()
-    try:
-        yield stub
-    finally:
-        stop()
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def started(folder: Path) -> Iterator[tuple[StubBackend, str]]:
-    with backend_thread() as stub, server(QUICK, listen__page=str(folder), **flags(stub)) as running:
+    with stub_backend_thread() as stub, server(QUICK, listen__page=str(folder), **flags(stub)) as running:
         yield stub, http(running)
 
 
@@ -92,15 +74,15 @@ def flags(backend: StubBackend) -> dict[str, Any]:
     return {"agent__llm_url": backend.url, "agent__stt_url": backend.url, "agent__llm_model": "m"}
 
 
-def open_talk(open_page: Callable, url: str, **options: Any) -> Any:
+def open_talk(open_page: Callable, url: str, script: str = "", **options: Any) -> Any:
     """A tab that is ready for a turn, with the messages of its conversation."""
     page = open_page("about:blank", **options)
-    page.sent, page.received = [], []
+    page.add_init_script(script)
+    page.sent = []
 
     def listen(socket: Any) -> None:
         if "/v1/realtime" in socket.url:
             socket.on("framesent", lambda data: page.sent.append(data))
-            socket.on("framereceived", lambda data: page.received.append(data))
 
     page.on("websocket", listen)
     page.goto(f"{url}/#talk")
@@ -165,7 +147,7 @@ def test_typed_conversation(page: Any, backend: StubBackend) -> None:
 def test_interruption_leaves_in_the_conversation_what_was_played(page: Any, backend: StubBackend, how: str) -> None:
     backend.answers.append(LONG)
     answer = ask(page, "Tell me.")
-    answer.locator(".said", has_text="This is a long").wait_for()
+    answer.locator(".heard", has_text="This is a long").wait_for()
     interrupt(page, how)
     answer.locator(".state", has_text="interrupted").wait_for()
     answer.locator(".rest").wait_for(state="attached")
@@ -214,7 +196,7 @@ def test_answer_that_was_sent_completely_is_still_cut(page: Any, backend: StubBa
     backend.answers.append(SENT_AHEAD)
     answer = ask(page, "Tell me.")
     answer.locator(".numbers").wait_for()
-    answer.locator(".said", has_text="This is a long").wait_for()
+    answer.locator(".heard", has_text="This is a long").wait_for()
     page.keyboard.press("Escape")
     page.locator(".turn[data-heard]").wait_for()
     assert sent(page, "response.cancel") == []
@@ -256,12 +238,31 @@ def test_hands_free_turns_interrupt_by_voice(page: Any, backend: StubBackend) ->
     assert page.locator(".notice").count() == 0
 
 
+@pytest.mark.slow
+def test_voice_ends_audio_within_30_ms_at_right_position(open_page: Callable, url: str, backend: StubBackend) -> None:
+    """In audio time, from when the audio thread is informed of the event."""
+    backend.answers += [LONG, ScriptedAnswer("", calls=[{"id": "1", "name": "stop", "arguments": "{}"}])]
+    page = open_talk(open_page, url, MARK_SPEECH)
+    page.evaluate("async () => { window.tap = await (await import('/harness.js')).tapped(voicewire); }")
+    choose(page, "hands-free")
+    page.locator(".turn .said", has_text="stop({})").wait_for()
+    choose(page, "off")
+    until(page, IDLE)
+    tap = page.evaluate("tap.take()")
+    assert tap["whole"]
+    sounding = np.flatnonzero(np.abs(samples(tap["pcm"])) > 1e-6)
+    late_ms = 1000 * (tap["frame"] + sounding[-1] - tap["marked"]) / 48_000
+    assert late_ms < 30
+    [truncated] = sent(page, "conversation.item.truncate")
+    assert truncated["audio_end_ms"] == pytest.approx(len(sounding) / 48, abs=40)
+
+
 @pytest.mark.parametrize("how", ["pointer", pytest.param("key", marks=pytest.mark.slow)])
 def test_button_is_held_for_a_turn(page: Any, backend: StubBackend, how: str) -> None:
     backend.transcripts.append("How are you?")
     backend.answers += [LONG, ScriptedAnswer("Fine.")]
     answer = ask(page, "Tell me.")
-    answer.locator(".said", has_text="This is a long").wait_for()
+    answer.locator(".heard", has_text="This is a long").wait_for()
     choose(page, "hold to talk")
     until(page, "document.querySelector('#talk-status').textContent.startsWith('Audio leaves')")
     assert sent(page, "input_audio_buffer.append") == []

@@ -222,7 +222,7 @@ export class AgentSession extends Emitter {
         answer.endAudio();
         return;
       case "response.output_audio_transcript.delta":
-        answer.text += event.delta;
+        answer.addText(event.delta);
         break;
       case "response.function_call_arguments.done":
         answer.calls.push({ name: event.name, arguments: event.arguments });

@@ -2,6 +2,7 @@
 
 import { PcmDecoder } from "../audio/pcm.js";
 import { AGENT_RATE, fromBase64 } from "./realtime_socket.js";
+import { TextProgress } from "./text_progress.js";
 
 /**
  * @typedef {"thinking" | "speaking" | "heard" | "interrupted" | "failed"} AnswerState
@@ -13,8 +14,6 @@ export class SpokenAnswer {
   kind = /** @type {const} */ ("agent");
   /** Of its message. @type {string | null} */
   item_id = null;
-  /** What was sent as its words. */
-  text = "";
   /** What the conversation holds, if the answer was interrupted. @type {string | null} */
   heard = null;
   /** What was played, if it was interrupted. @type {number | null} */
@@ -35,6 +34,8 @@ export class SpokenAnswer {
   /** @type {PcmDecoder | null} */
   #decoder = null;
   #num_pushed = 0;
+  #progress = new TextProgress();
+  #num_heard = 0;
 
   /**
    * @param {string} id of the response
@@ -45,6 +46,21 @@ export class SpokenAnswer {
     this.id = id;
     this.player = player;
     this.onChange = onChange;
+  }
+
+  /** @param {string} delta words, which come with their audio */
+  addText(delta) {
+    this.#progress.add(delta, this.#num_pushed);
+  }
+
+  /** What was sent as its words. */
+  get text() {
+    return this.#progress.text;
+  }
+
+  /** Number of characters that were heard, estimated. */
+  get num_heard() {
+    return this.over && !this.is_stopped ? this.text.length : this.#num_heard;
   }
 
   /** @param {string} delta s16le at `AGENT_RATE`, in base64 */
@@ -84,9 +100,18 @@ export class SpokenAnswer {
     return this.#voice === null ? "thinking" : "speaking";
   }
 
+  /** @param {number} played */
+  #follow(played) {
+    const num_heard = this.#progress.numHeard(played);
+    if (num_heard === this.#num_heard) return;
+    this.#num_heard = num_heard;
+    this.onChange();
+  }
+
   #open() {
     const voice = this.player.voice();
     voice.on("over", this.onChange);
+    voice.on("level", () => this.#follow(voice.played_samples));
     this.#voice = voice;
     return new PcmDecoder("pcm_s16le", AGENT_RATE, this.player.context.sampleRate, (pcm) => {
       this.#num_pushed += pcm.length;

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
+import threading
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,3 +132,24 @@ async def stub_backend() -> AsyncIterator[StubBackend]:
         if tasks:
             await asyncio.wait(tasks)
         await server.wait_closed()
+
+
+@contextmanager
+def stub_backend_thread() -> Iterator[StubBackend]:
+    """A backend in a thread of its own, for tests that are not coroutines."""
+    started: queue.Queue[tuple[StubBackend, Callable[[], object]]] = queue.Queue()
+
+    async def run() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        async with stub_backend() as stub:
+            started.put((stub, lambda: loop.call_soon_threadsafe(stop.set)))
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    stub, stop = started.get()
+    try:
+        yield stub
+    finally:
+        stop()
+        thread.join()

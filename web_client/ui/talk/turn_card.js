@@ -53,35 +53,22 @@ export class TurnCard {
   }
 
   /** @param {import("../../agent/spoken_answer.js").SpokenAnswer} answer */
-  #showAnswer({ text, heard, played_ms, error, calls, latency }) {
-    if (played_ms === null) this.said.textContent = text;
-    else this.#showCut(text, heard, played_ms);
+  #showAnswer({ text, num_heard, heard, played_ms, error, calls, latency }) {
+    const known = heard !== null && text.startsWith(heard) ? heard.length : num_heard;
+    const cut = played_ms === null ? [] : [cutMark(played_ms)];
+    this.said.dataset.cut = String(played_ms !== null);
+    if (heard !== null) this.element.dataset.heard = heard;
+    this.said.replaceChildren(
+      createElement("span", { className: "heard" }, heard ?? text.slice(0, known)),
+      ...cut,
+      createElement("span", { className: "rest" }, text.slice(known)),
+    );
     for (const call of calls) {
       const line = `${call.name}(${call.arguments}): this page carries out no functions`;
       this.said.append(createElement("span", { className: "muted" }, line));
     }
     this.#showProblem(error);
     if (latency !== null) this.#showLatency(latency);
-  }
-
-  /** @param {string} text @param {string | null} heard @param {number} played_ms */
-  #showCut(text, heard, played_ms) {
-    const is_known = heard !== null && text.startsWith(heard);
-    const shown = heard ?? text;
-    const rest = is_known ? text.slice(heard.length) : "";
-    const seconds = `${(played_ms / 1000).toFixed(2)} s`;
-    this.said.dataset.cut = "true";
-    if (heard !== null) this.element.dataset.heard = heard;
-    this.said.replaceChildren(
-      createElement("span", { className: "heard" }, shown),
-      createElement(
-        "span",
-        { className: "cut" },
-        createElement("span", { className: "unseen" }, ` [interrupted after ${seconds}] `),
-        createElement("span", { ariaHidden: "true" }, seconds),
-      ),
-      createElement("span", { className: "rest" }, rest),
-    );
   }
 
   /** @param {string | null} text */
@@ -100,4 +87,15 @@ export class TurnCard {
     this.numbers.replaceChildren(...parts);
     this.numbers.hidden = parts.length === 0;
   }
+}
+
+/** @param {number} played_ms */
+function cutMark(played_ms) {
+  const seconds = `${(played_ms / 1000).toFixed(2)} s`;
+  return createElement(
+    "span",
+    { className: "cut" },
+    createElement("span", { className: "unseen" }, ` [interrupted after ${seconds}; not heard:] `),
+    createElement("span", { ariaHidden: "true" }, seconds),
+  );
 }
