@@ -8,11 +8,13 @@ python -m tests.web_client.screenshot talk docs/images/talk.png [THEME]
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from typing import Any
 
 from tests.realtime.agent.stub_backend import ScriptedAnswer, stub_backend_thread
-from tests.realtime.server_process import server
-from tests.web_client.conftest import LATEST, QUICK, READY, SOUND_ALLOWED, http, launch, until
+from tests.realtime.server_process import wire_address
+from tests.web_client.conftest import LATEST, READY, SOUND_ALLOWED, launch, until
 
 SIZE = {"width": 1240, "height": 900}
 MODEL_SHOWN = "document.querySelector('#voice-list').childElementCount > 0"
@@ -61,26 +63,34 @@ def show_voices(url: str, target: str, recording: str, theme: str = "light") -> 
 
 
 def show_talk(target: str, theme: str = "light") -> None:
-    """Interrupt an answer; then wait until the next one is spoken."""
+    """Interrupt an answer, with the embedded voice; the next one is being spoken."""
     with stub_backend_thread() as backend, launch(SOUND_ALLOWED) as browser:
-        flags = {"agent__llm_url": backend.url, "agent__stt_url": backend.url, "agent__llm_model": "m"}
         backend.answers += [
-            ScriptedAnswer("We have green tea, black tea and a mild oolong. " + "The oolong is from Taiwan. " * 20),
-            ScriptedAnswer("With pleasure: one pot of oolong. It takes three minutes."),
+            ScriptedAnswer("We have green tea, black tea and a mild oolong. The oolong is from the hills of Taiwan."),
+            ScriptedAnswer("With pleasure, one pot of oolong. It takes three minutes."),
         ]
-        with server(QUICK, **flags) as running:
+        options = ("--port", "0", "--llm", backend.url, "--stt", backend.url)
+        command = [sys.executable, "-c", "from realtime.cli import main; main()", "serve", *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+            assert running.stdout is not None
+            url = wire_address(running.stdout).removesuffix("/v1/speech").replace("ws:", "http:")
             page = browser.new_page(viewport=SIZE, color_scheme=theme)
-            page.goto(f"{http(running)}/#talk")
-            page.locator("#talk-status", has_text="Ready.").wait_for()
-            for text, shown in (("Which teas do you have?", "and a mild"), ("The oolong, please.", "one pot of")):
-                page.fill("#talk-text", text)
-                page.press("#talk-text", "Enter")
-                page.locator(".turn .heard", has_text=shown).wait_for()
-                if shown == "and a mild":
-                    page.keyboard.press("Escape")
-                    page.locator(".turn[data-heard]").wait_for()
+            page.goto(f"{url}/#talk")
+            ask(page, "Which teas do you have?", "and a mild")
+            page.keyboard.press("Escape")
+            page.locator(".turn[data-heard]").wait_for()
+            ask(page, "The oolong, please.", "one pot of")
             page.locator(".turn .numbers").last.wait_for()
             page.screenshot(path=target)
+            running.terminate()
+
+
+def ask(page: Any, text: str, heard: str) -> None:
+    """Send a turn; return when so much of its answer is heard."""
+    page.locator("#talk-status", has_text="Ready.").wait_for()
+    page.fill("#talk-text", text)
+    page.press("#talk-text", "Enter")
+    page.locator(".turn .heard", has_text=heard).wait_for()
 
 
 if __name__ == "__main__":

@@ -143,12 +143,12 @@ export class TalkView {
       list.append(card.element);
       while (list.childElementCount > MAX_CARDS) list.firstElementChild?.remove();
       getById("talk-empty").hidden = true;
+      card.element.scrollIntoView({ block: "nearest" });
     } else {
       const before = card.element.dataset.state;
       card.refresh();
       if (before !== turn.state) this.#announce(turn);
     }
-    card.element.scrollIntoView({ block: "nearest" });
     this.#showStatus();
   }
 
