@@ -25,7 +25,7 @@ LONG = ScriptedAnswer("This is a long answer that goes on and on and on. " * 15,
 # Sent completely while it begins to play.
 SENT_AHEAD = ScriptedAnswer("This is a long answer that goes on and on. " * 3, speed=10)
 CONNECTED = "document.querySelector('#talk-status').textContent === 'Ready.'"
-# Tells the audio thread of each detected speech, before the page learns of it.
+# Marks each detected speech in the audio thread, before the page receives the event.
 MARK_SPEECH = """window.WebSocket = class extends WebSocket {
     constructor(...order) {
         super(...order);
@@ -144,7 +144,7 @@ def test_typed_conversation(page: Any, backend: StubBackend) -> None:
 
 
 @pytest.mark.parametrize("how", ["escape", pytest.param("button", marks=pytest.mark.slow), "turn"])
-def test_interruption_leaves_in_the_conversation_what_was_played(page: Any, backend: StubBackend, how: str) -> None:
+def test_interruption_truncates_history_to_what_was_played(page: Any, backend: StubBackend, how: str) -> None:
     backend.answers.append(LONG)
     answer = ask(page, "Tell me.")
     answer.locator(".heard", has_text="This is a long").wait_for()
@@ -180,7 +180,7 @@ def test_interruption_before_the_first_word(page: Any, backend: StubBackend) -> 
     assert page.locator(".notice").count() == 0
 
 
-def test_failing_language_model_is_shown_and_the_next_turn_answered(page: Any, backend: StubBackend) -> None:
+def test_failing_model_is_shown_and_next_turn_answered(page: Any, backend: StubBackend) -> None:
     backend.answers += [ScriptedAnswer(status=400), ScriptedAnswer("Fine.")]
     answer = ask(page, "How are you?")
     answer.locator(".state", has_text="failed").wait_for()
@@ -282,7 +282,7 @@ def test_button_is_held_for_a_turn(page: Any, backend: StubBackend, how: str) ->
     hold()
     release()
     until(page, "document.querySelector('#talk-hold').ariaPressed === 'false'")
-    assert len(sent(page, "input_audio_buffer.commit")) == 1, "a slip of the finger is no turn"
+    assert len(sent(page, "input_audio_buffer.commit")) == 1, "too short for a turn"
     page.click("#to-say")
     until(page, "document.querySelector('#talk-microphone input').checked")
 
@@ -323,7 +323,7 @@ def test_without_agent_there_is_no_conversation(open_page: Callable, serve: Call
 
 
 @pytest.mark.slow
-def test_lost_connection_is_shown_and_another_conversation_begun(
+def test_lost_connection_is_shown_and_another_begun(
     open_page: Callable, folder: Path, backend: StubBackend
 ) -> None:
     settings = {"listen__page": str(folder)} | flags(backend)

@@ -64,7 +64,7 @@ export class AgentSession extends Emitter {
     }
   }
 
-  /** End the conversation and all playback, and forget the turns. */
+  /** End the conversation and all playback, and drop the turns. */
   close() {
     this.#socket?.close();
     this.#end(null);
@@ -146,8 +146,8 @@ export class AgentSession extends Emitter {
     this.#send({ type: "conversation.item.truncate", item_id: answer.item_id, content_index: 0, audio_end_ms });
   }
 
-  /** Ask what the conversation holds of an answer, once it was ended and cut. @param {SpokenAnswer} answer */
-  #askWhatWasHeard({ is_done, is_truncated, item_id }) {
+  /** Ask for the heard text of an answer, once it was ended and cut. @param {SpokenAnswer} answer */
+  #retrieveHeard({ is_done, is_truncated, item_id }) {
     if (is_done && is_truncated && item_id !== null) this.#send({ type: "conversation.item.retrieve", item_id });
   }
 
@@ -174,7 +174,7 @@ export class AgentSession extends Emitter {
     if (answer === undefined) return;
     if (type === "conversation.item.truncated") {
       answer.is_truncated = true;
-      this.#askWhatWasHeard(answer);
+      this.#retrieveHeard(answer);
     } else if (type === "conversation.item.retrieved") {
       answer.heard = item.content[0]?.transcript ?? "";
       this.emit("turn", answer);
@@ -261,7 +261,7 @@ export class AgentSession extends Emitter {
     if (status === "failed") answer.error = status_details?.error?.message ?? "the answer failed";
     if (status === "cancelled" && !answer.is_stopped) this.#cut(answer);
     answer.endAudio();
-    this.#askWhatWasHeard(answer);
+    this.#retrieveHeard(answer);
   }
 
   /** @param {{code: string, message: string, event_id?: string}} error */

@@ -5,7 +5,7 @@ import { hasMicrophone } from "../../audio/microphone.js";
 import { getById } from "../dom.js";
 import { showNotice } from "../notices.js";
 
-/** A shorter turn is a slip of the finger. */
+/** Shorter turns are dropped: the button was hit by accident. */
 const MIN_TURN_MS = 150;
 /** The server accepts no more. */
 const MAX_TURN_MS = 59_000;

@@ -82,7 +82,7 @@ export class TalkView {
     field.value = "";
     showNotice("talk", null);
     const player = await this.session.prepare();
-    player.resume().catch(() => {}); // `checkSound` tells
+    player.resume().catch(() => {}); // `checkSound` reports it
     checkSound(this.session);
     await this.#agent.ask(text);
   }
@@ -115,7 +115,7 @@ export class TalkView {
   /** @param {import("../../agent/agent_session.js").AgentEvents["state"]} change */
   #showState({ state, reason }) {
     this.#showStatus();
-    if (state === "open" && getById("turns").childElementCount > 0) this.#part();
+    if (state === "open" && getById("turns").childElementCount > 0) this.#separate();
     if (state === "connecting") showNotice("talk", null);
     if (state !== "closed") return;
     this.#microphone.close();
@@ -128,8 +128,8 @@ export class TalkView {
     });
   }
 
-  /** Separate the turns of another conversation, which this one does not know. */
-  #part() {
+  /** Separate the turns of an earlier conversation, which this one does not know. */
+  #separate() {
     getById("turns").append(createElement("li", { className: "parting" }, "another conversation"));
   }
 
