@@ -323,9 +323,7 @@ def test_without_agent_there_is_no_conversation(open_page: Callable, serve: Call
 
 
 @pytest.mark.slow
-def test_lost_connection_is_shown_and_another_begun(
-    open_page: Callable, folder: Path, backend: StubBackend
-) -> None:
+def test_lost_connection_is_shown_and_another_begun(open_page: Callable, folder: Path, backend: StubBackend) -> None:
     settings = {"listen__page": str(folder)} | flags(backend)
     with server(QUICK, **settings) as first:
         port = int(first.url.rpartition(":")[2])
