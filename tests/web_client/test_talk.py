@@ -143,7 +143,7 @@ def test_typed_conversation(page: Any, backend: StubBackend) -> None:
     assert page.locator("#turns > li").count() == 4
 
 
-@pytest.mark.parametrize("how", ["escape", pytest.param("button", marks=pytest.mark.slow), "turn"])
+@pytest.mark.parametrize("how", ["escape", *(pytest.param(how, marks=pytest.mark.slow) for how in ("button", "turn"))])
 def test_interruption_truncates_history_to_what_was_played(page: Any, backend: StubBackend, how: str) -> None:
     backend.answers.append(LONG)
     answer = ask(page, "Tell me.")
