@@ -51,6 +51,7 @@ def test_page_speaks_text_and_shows_heard_text(page):
 
 def test_where_there_is_no_voice_to_choose_none_is_asked_for(page):
     """A model may speak only like recordings; the server then tells what is missing."""
+    page.wait_for_load_state("networkidle")  # the list is filled once more with the model's fields
     page.evaluate("document.querySelector('#voice').replaceChildren()")
     page.click("#log summary")
     say(page, "Hello there.")
@@ -213,7 +214,7 @@ def test_reply_goes_on_at_another_gateway_after_a_kill(open_page, folder):
             assert page.evaluate("reply.status") == "completed"
             assert page.evaluate("reply.statistics.audio_ms") == pytest.approx(40 * len(LONG), abs=80)
             page.locator("#log-lines", has_text='"resync"').wait_for()
-            assert page.locator(".reply .heard").inner_text() == LONG
+            page.locator(".reply .heard", has_text=LONG).wait_for()
             page.context.close()
 
 
