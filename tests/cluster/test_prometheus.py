@@ -58,7 +58,10 @@ async def speak(url: str) -> None:
 
 
 async def query(http: httpx.AsyncClient, expression: str) -> list[Any]:
-    answer = (await http.get("/api/v1/query", params={"query": expression})).json()
+    try:
+        answer = (await http.get("/api/v1/query", params={"query": expression})).json()
+    except (httpx.TransportError, ValueError):  # it is starting, and refuses or says so in plain text
+        return []
     assert answer["status"] == "success", f"{expression}: {answer}"
     return answer["data"]["result"]
 
