@@ -273,7 +273,7 @@ MAX_SIZES = {
     "engine": Size(19_070, 113, 0),
     "sessions": Size(13_070, 114, 0),
     "realtime": Size(27_060, 167, 0),
-    "tests": Size(59_760, 347, 7),
+    "tests": Size(59_780, 347, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 

@@ -100,7 +100,9 @@ class LimitLeases:
         }
         own = usages[name]
         unused = max(0, limit - sum(usage.used for usage in usages.values()))
-        wanting = sorted(other for other in usages if self._holders[other].wants(limit_name, now_s))
+        wanting = [other for other in usages if self._holders[other].wants(limit_name, now_s)]
+        # A holder that was refused before the others may have a place by now.
+        wanting.sort(key=lambda other: (-self._holders[other].refused_s[limit_name], other))
         if not wanting:
             return own.used + part(unused, sorted(usages), name)
         num_kept = min(len(usages) - len(wanting), max(0, unused - len(wanting)))

@@ -90,3 +90,17 @@ def test_leases_of_a_new_coordinator_wait_for_those_of_the_former():
     assert gateway.places == 4
     settled(leases, [gateway], 100 + LEASE_S)
     assert gateway.places == 10
+
+
+def test_last_refused_gets_the_only_unused_place():
+    """An earlier refusal of a holder that has places by now does not count more."""
+    leases = LimitLeases(0)
+    first, last = gateways = [LeasedGateway(name, 3) for name in "ab"]
+    for number, gateway in enumerate(gateways):
+        gateway.refused = True
+        settled(leases, gateways, LEASE_S + number)
+        gateway.begin()
+    last.begin()
+    last.begin()
+    settled(leases, gateways, LEASE_S + 2)
+    assert (first.places, last.places) == (1, 2)
