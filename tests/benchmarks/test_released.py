@@ -72,6 +72,7 @@ def test_embedded_voice_is_measured_without_an_encoder(tmp_path):
     assert report["ttfa_ms"]["1"]["p50"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_random_weights_that_clone_are_measured(tmp_path):
     folder = write_checkpoint(tmp_path / "model", task="base")

@@ -81,8 +81,13 @@ async def speak_whole(url: str, settings: ev.NativeSpeechSettings) -> Listener:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kills_engine", [False, True])
-@pytest.mark.parametrize("name", ["pcm", "opus"])
+@pytest.mark.parametrize(
+    ("name", "kills_engine"),
+    [
+        ("pcm", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("pcm", False), ("opus", False), ("opus", True))),
+    ],
+)
 async def test_reply_survives_its_gateway(served: tuple[psutil.Process, str], name: str, kills_engine: bool) -> None:
     server, url = served
     rng = random.Random(f"{name} {kills_engine}")

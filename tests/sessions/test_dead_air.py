@@ -257,7 +257,9 @@ class SteppedEngine(EngineLoop):
             self._flush()
 
 
-@pytest.mark.parametrize(("tokens_per_s", "num_other_rows"), [(8, 4), (8, 32), (15, 32)])
+@pytest.mark.parametrize(
+    ("tokens_per_s", "num_other_rows"), [(8, 4), pytest.param(8, 32, marks=pytest.mark.slow), (15, 32)]
+)
 async def test_steady_text_is_one_segment_and_a_stall_ends_it(tokens_per_s: float, num_other_rows: int) -> None:
     engine, rng = SteppedEngine(num_other_rows), random.Random(tokens_per_s)
     running = asyncio.create_task(engine.run())

@@ -35,6 +35,13 @@ SAMPLINGS = [
     SamplingParams(seed=6, temperature=0.0, predictor_top_k=3, repetition_penalty=1.5),
     SamplingParams(seed=7, top_k=0, predictor_temperature=0.0, repetition_window=4, repetition_penalty=1.8),
 ]
+LAYOUTS = [TextLayout.STREAMING, TextLayout.FULL]
+
+
+def in_turn(values: Sequence[Any]) -> list[Any]:
+    """Return each value with one of the two engines, in turn, and with the other one among the slow tests."""
+    usual = [(value, bool(number % 2)) for number, value in enumerate(values)]
+    return [*usual, *(pytest.param(value, not graphs, marks=pytest.mark.slow) for value, graphs in usual)]
 
 
 def make_bench(folder: Path, graphs: bool, **settings: Any) -> EngineHarness:
@@ -135,7 +142,7 @@ def test_rows_that_come_and_go_equal_the_plain_engine(tiny_folder: Path, seed: i
     pipelined.check_idle()
 
 
-@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_row_that_lost_its_blocks_gives_equal_codes(tiny_folder: Path, layout: TextLayout) -> None:
     benches = []
     for num_blocks in (200, 14):
@@ -157,7 +164,7 @@ def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base"), TINY, task="base")
 
 
-@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, layout: TextLayout) -> None:
     chance = np.random.default_rng(3)
     embedding = chance.standard_normal(48).astype(np.float32).tobytes()
@@ -180,14 +187,12 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
     assert len(benches[1].engine.stage.codec.references) == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: f"seed {sampling.seed}")
+@pytest.mark.parametrize(("sampling", "graphs"), in_turn(SAMPLINGS), ids=str)
 def test_another_engine_goes_on_with_the_same_samples(any_folder: Path, sampling: SamplingParams, graphs: bool) -> None:
     check_takeover(lambda: make_bench(any_folder, graphs), TOLERANCE, text=TEXT, text_closed=True, sampling=sampling)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+@pytest.mark.parametrize(("layout", "graphs"), in_turn(LAYOUTS), ids=str)
 def test_another_engine_goes_on_where_a_frame_hears_ahead(tmp_path: Path, layout: TextLayout, graphs: bool) -> None:
     """CosyVoice3: control tokens are among the codes, and all blocks of the flow are made again."""
     folder = write_with_voice(tmp_path)
@@ -197,8 +202,7 @@ def test_another_engine_goes_on_where_a_frame_hears_ahead(tmp_path: Path, layout
     check_takeover(lambda: make_bench(folder, graphs, max_frames=120), 2e-3, **spec)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("layout", [TextLayout.STREAMING, TextLayout.FULL])
+@pytest.mark.parametrize(("layout", "graphs"), in_turn(LAYOUTS), ids=str)
 def test_another_engine_goes_on_with_a_cloned_voice(base_folder: Path, layout: TextLayout, graphs: bool) -> None:
     chance = np.random.default_rng(3)
     embedding = chance.standard_normal(48).astype(np.float32).tobytes()

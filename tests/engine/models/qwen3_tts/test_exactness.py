@@ -291,7 +291,7 @@ def test_restarted_engine_gives_equal_speech(any_folder: Path, book: DrawBook) -
 
 
 @given(order=orders(max_size=25))
-@law(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@law(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_rows_that_come_and_go_leave_others_bit_identical(order: Order, make_bench: MakeBench, book: DrawBook) -> None:
     """Every request of a random order, as far as it came, against itself alone in the same pinned shape."""
     bench, book.by_seed = make_bench(**PINNED, max_frames=8), {}
