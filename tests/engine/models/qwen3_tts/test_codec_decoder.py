@@ -35,7 +35,10 @@ def some_codes(num_rows: int, length: int = LENGTH, seed: int = 0) -> Tensor:
     return torch.randint(0, TINY["codes"], (num_rows, TINY["books"], length), generator=generator)
 
 
-@pytest.fixture(params=["plain", "fused", "fused and packed", "fused, packed, channels last"])
+PARTLY_FUSED = [pytest.param(name, marks=pytest.mark.slow) for name in ("fused", "fused and packed")]
+
+
+@pytest.fixture(params=["plain", *PARTLY_FUSED, "fused, packed, channels last"])
 def codec(request: pytest.FixtureRequest, plain_codec: CodecDecoder) -> CodecDecoder:
     codec = deepcopy(plain_codec)
     if request.param != "plain":
