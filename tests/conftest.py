@@ -8,7 +8,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFF
 os.environ["VOICEWIRE_WATERMARK_ENABLED"] = "false"  # speech is compared with what the engine emitted
 
 import asyncio
-import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
@@ -39,12 +38,6 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("virtual_time"):
         return {"virtual": VirtualTimeLoop}
     return {"real": asyncio.new_event_loop}
-
-
-def pytest_collection_finish() -> None:
-    # Modules and tests stay to the end: collections that count what a test leaves behind need not visit them.
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
