@@ -326,6 +326,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     task: str = "custom_voice"
     # Whether ``instruct`` changes anything; where it does not, a request with one is refused.
     takes_instruct: bool = False
+    # All instructions that the model follows, where it does not follow any.
+    instructions: tuple[str, ...] = ()
     # Whether ``SpeechRequest.voice`` may be a ``ClonedVoice``.
     can_clone: bool = False
     # Whether ``encode_voice`` works: the encoders of the checkpoint are there and loaded.

@@ -146,6 +146,7 @@ class ModelCapabilities:
 
     task: str = "custom_voice"
     takes_instruct: bool = False
+    instructions: tuple[str, ...] = ()
     can_clone: bool = False
     embedding_size: int = 0
     num_codebooks: int = 0

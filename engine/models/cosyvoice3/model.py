@@ -27,6 +27,7 @@ from engine.models.base import (
 )
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW, CosyVoice3Config
 from engine.models.cosyvoice3.prompt import (
+    INSTRUCTS,
     Bistream,
     CosyPromptBuilder,
     CosySequence,
@@ -106,6 +107,7 @@ class CosyVoice3:
         return ModelCapabilities(
             task="base",
             takes_instruct=True,
+            instructions=() if self.settings.allow_untrained_instructions else tuple(INSTRUCTS),
             can_clone=True,
             embedding_size=flow.spk_embed_size,
             num_codebooks=1,
