@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
@@ -73,8 +74,10 @@ class SpeechSettings:
     normalize_text: bool | None = None
     # Whether tags in the text control speech (docs/reference/ssml.md).
     markup: Markup = Markup.NONE
-    # A vendor's own forms of pauses and phonemes, which are read where ``markup`` is ``NONE``.
+    # A vendor's own forms that control speech, such as pauses; they are read in the text between tags.
     inline_forms: tuple[InlineForm, ...] = ()
+    # Voices by the labels that lines of the text begin with, as ``Anna: Hello.`` (docs/reference/ssml.md).
+    speakers: Mapping[str, str] = field(default_factory=dict)
     # Words that are spoken in another form (docs/reference/lexicons.md); where two match, the longer one, else the
     # first.
     lexicons: tuple[Lexicon, ...] = ()
@@ -107,7 +110,7 @@ class SpeechSettings:
 
     @property
     def reads_markup(self) -> bool:
-        return self.markup is not Markup.NONE or bool(self.inline_forms)
+        return self.markup is not Markup.NONE or bool(self.inline_forms or self.speakers)
 
     def create_request(
         self,

@@ -57,10 +57,12 @@ from sessions.session_services import SessionServices
 from sessions.stall_detector import StallDetector, StallSource
 from sessions.styles import StyleResolver
 from sessions.text.dead_air import DeadAirRule
-from sessions.text.lexicons.reader import LexiconReader, MarkupParser, PlainParser
+from sessions.text.lexicons.reader import LexiconReader, MarkupParser
 from sessions.text.segmenter import SegmenterSettings
-from sessions.text.ssml.inline import InlineTokenizer
+from sessions.text.ssml.inline import InlineForms
 from sessions.text.ssml.parser import BreakItem, MarkItem, SsmlParser
+from sessions.text.ssml.speaker_lines import SpeakerLines
+from sessions.text.ssml.tokens import MarkupTokenizer, PlainTokenizer, TagTokenizer
 from sessions.text_budget import TextQueue
 from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
 from sessions.timeline import MAX_INLINE_ALIGN_BYTES, ResponseTimeline
@@ -233,6 +235,15 @@ class Response:
         if self._check_text_limit(""):
             self.advance()
         return flush
+
+    def change_speaker(self, speaker: str, voice: str | None) -> None:
+        """Have ``voice`` speak the text that follows, or that of the response; word times name the ``speaker``.
+
+        For responses that read markup. Raises ``TextInputClosed``."""
+        assert self._styles is not None, "a response that reads no markup"
+        self._require_open("voice")
+        self._text.change_speaker(speaker, voice)
+        self.advance()
 
     def end_input(self) -> None:
         """Mark the end of the text. A second call changes nothing."""
@@ -870,12 +881,17 @@ class Response:
 
 def create_parser(settings: SpeechSettings, styles: StyleResolver | None) -> MarkupParser | None:
     """Return what reads the text before it is normalized; ``None`` if nothing is to be read."""
-    is_ssml = settings.markup is Markup.SSML
-    tokenizer = None if is_ssml or not settings.inline_forms else InlineTokenizer(settings.inline_forms)
-    parser: MarkupParser | None = None if styles is None else SsmlParser(styles.context, tokenizer)
-    if not settings.lexicons:
-        return parser
-    return LexiconReader(parser or PlainParser(), settings.lexicons, settings.language)
+    if styles is None and not settings.lexicons:
+        return None
+    parser = SsmlParser(None if styles is None else styles.context, create_tokenizer(settings))
+    return LexiconReader(parser, settings.lexicons, settings.language) if settings.lexicons else parser
+
+
+def create_tokenizer(settings: SpeechSettings) -> TagTokenizer:
+    tokenizer: TagTokenizer = MarkupTokenizer() if settings.markup is Markup.SSML else PlainTokenizer()
+    if settings.inline_forms:
+        tokenizer = InlineForms(settings.inline_forms, tokenizer)
+    return SpeakerLines(tokenizer, settings.speakers) if settings.speakers else tokenizer
 
 
 def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:

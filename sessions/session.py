@@ -14,6 +14,7 @@ from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, Unk
 from sessions.quotas import KeyMeter
 from sessions.response import Response
 from sessions.session_services import SessionServices
+from sessions.styles import resolve_speakers
 from sessions.validation import resolve_settings
 from sessions.weak import weak_method
 
@@ -73,7 +74,7 @@ class Session:
     def update(self, settings: SpeechSettings) -> None:
         """Change the defaults. Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``,
         ``LimitExceeded`` or ``InvalidRequest``; then nothing has changed."""
-        resolve_settings(settings, self.key, self._services)
+        resolve_speakers(resolve_settings(settings, self.key, self._services), self.key, self._services)
         self._settings = settings
 
     def create_response(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.api import SpeechError
+from engine.api import InvalidRequest, SpeechError, UnknownVoice
 from sessions.config import SpeechSettings
 from sessions.languages import known_language
 from sessions.session_services import SessionServices
@@ -17,40 +18,79 @@ EMOTION = "Tone of voice: {}."
 
 
 class StyleResolver:
-    """Finds voices once, when the text names them: what is stored or deleted later changes nothing."""
+    """Finds voices once, when settings or text name them: what is stored or deleted later changes nothing."""
 
     def __init__(self, settings: SpeechSettings, key: str, services: SessionServices) -> None:
+        """Raises ``UnknownVoice`` as ``resolve_speakers`` does."""
         self._settings = settings
         self._key = key
         self._services = services
         # Settings with another voice, by its name.
-        self._by_voice: dict[str, SpeechSettings] = {}
+        self._by_voice = resolve_speakers(settings, key, services)
+        self._prefetch(self._by_voice)
 
     @property
     def context(self) -> MarkupContext:
-        num_free = self._services.limits.max_instruct_chars - len(self._settings.instruct)
-        takes_emotion = self._services.engine.info.takes_instruct and num_free > len(EMOTION) + MAX_EMOTION_CHARS
-        return MarkupContext(self._settings.language, self._find_voice, self._find_language, takes_emotion)
+        return MarkupContext(
+            self._settings.language,
+            self._find_voice,
+            self._find_language,
+            self._takes_emotion,
+            self._settings.speakers,
+        )
 
     def settings_for(self, style: SpeechStyle) -> SpeechSettings:
         """Return the settings of a segment; ``speed`` is that of its playback."""
         base = self._settings if style.voice is None else self._by_voice[style.voice]
         language = base.language if style.language is None else style.language
-        emotion = EMOTION.format(style.emotion) if style.emotion else ""
-        instruct = f"{base.instruct} {emotion}".strip()
+        instruct = base.instruct if not style.emotion else self._instruct(style.emotion)
         return replace(base, language=language, speed=base.speed * style.speed, instruct=instruct)
+
+    def _instruct(self, emotion: str) -> str:
+        if self._services.engine.info.instructions:  # one at a time
+            return emotion
+        return f"{self._settings.instruct} {EMOTION.format(emotion)}".strip()
+
+    def _takes_emotion(self, emotion: str) -> bool:
+        info = self._services.engine.info
+        if info.instructions:
+            return emotion in info.instructions
+        num_free = self._services.limits.max_instruct_chars - len(self._settings.instruct)
+        return info.takes_instruct and num_free > len(EMOTION) + MAX_EMOTION_CHARS
 
     def _find_voice(self, name: str) -> bool:
         """Reads the file of a stored voice, as the start of a response does."""
+        if name in self._by_voice:
+            return True
         try:
-            wanted = replace(self._settings, voice=name, clone=None)
-            settings = resolve_settings(wanted, self._key, self._services)
+            settings = resolve_settings(with_voice(self._settings, name), self._key, self._services)
         except SpeechError:
             return False
         self._by_voice[name] = settings
-        if settings.clone is None:
-            self._services.engine.prefetch_voices([name])
+        self._prefetch([name])
         return True
+
+    def _prefetch(self, names: Iterable[str]) -> None:
+        if built_in := [name for name in names if self._by_voice[name].clone is None]:
+            self._services.engine.prefetch_voices(built_in)
 
     def _find_language(self, name: str) -> str | None:
         return known_language(name, self._services.engine.info.languages)
+
+
+def with_voice(settings: SpeechSettings, name: str) -> SpeechSettings:
+    """The same settings with another voice, and without speakers."""
+    return replace(settings, voice=name, clone=None, speakers={})
+
+
+def resolve_speakers(settings: SpeechSettings, key: str, services: SessionServices) -> dict[str, SpeechSettings]:
+    """Return the settings of each voice that ``speakers`` names. Raises ``UnknownVoice``."""
+    by_voice: dict[str, SpeechSettings] = {}
+    for label, name in settings.speakers.items():
+        if name in by_voice:
+            continue
+        try:
+            by_voice[name] = resolve_settings(with_voice(settings, name), key, services)
+        except InvalidRequest as error:
+            raise UnknownVoice(f"speakers: {label!r} has no voice: {error}", "speakers") from None
+    return by_voice

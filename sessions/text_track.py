@@ -105,6 +105,14 @@ class FlushItem:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeakerItem:
+    """Another voice speaks the text that follows."""
+
+    speaker: str
+    voice: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class EndItem:
     """The end of the text."""
 
@@ -114,6 +122,7 @@ class CutItem:
     """An early close that is already part of what the client has heard."""
 
 
+ReadMark = FlushItem | SpeakerItem | EndItem | CutItem
 TextItem = TextSegment | FlushItem | BreakItem | MarkItem
 
 
@@ -140,7 +149,7 @@ class TextTrack:
         self._timeline = timeline
         self._dead_air = dead_air or DeadAirRule()
         self._pace = TextPace()
-        self._unread: deque[str | FlushItem | EndItem | CutItem] = deque()
+        self._unread: deque[str | ReadMark] = deque()
         # Characters already read of the first waiting text.
         self._num_chars_read = 0
         # Early closes so far, and those to be made again.
@@ -192,6 +201,10 @@ class TextTrack:
         self._unread.append(item)
         self._append("")
         return item.flush
+
+    def change_speaker(self, speaker: str, voice: str | None) -> None:
+        """Have ``voice`` speak the text that follows. The text has a parser."""
+        self._unread.append(SpeakerItem(speaker, voice))
 
     def end(self) -> None:
         self._unread.append(EndItem())
@@ -297,7 +310,7 @@ class TextTrack:
         self._position = EarlyCut(self._position.num_chars + num_chars, self._position.num_flushes)
         return "".join(texts)
 
-    def _apply_mark(self, mark: str | FlushItem | EndItem | CutItem) -> None:
+    def _apply_mark(self, mark: str | ReadMark) -> None:
         if isinstance(mark, CutItem):
             self.close_early()
             return
@@ -370,7 +383,7 @@ class TextTrack:
     def _open_segment(self, index: int, text: SpannedText) -> TextSegment:
         if self.open is None:
             style = PLAIN_STYLE if self._markup is None else self._markup.style
-            timeline = self._timeline.begin_segment(text.raw_start, style.speed)
+            timeline = self._timeline.begin_segment(text.raw_start, style.speed, style.speaker)
             self.open = TextSegment(index, timeline, style, is_gathering=self._gather_next)
             self._gather_next = False
             self.waiting.append(self.open)
@@ -387,10 +400,10 @@ class TextTrack:
             self.waiting.extend(self._timeline.withdraw_marks(segment.spoken))
 
 
-def _items_of(
-    mark: str | FlushItem | EndItem | CutItem, parser: MarkupParser
-) -> Iterator[MarkupItem | FlushItem | EndItem]:
-    """Return what a parser holds at a flush or at the end, and then the mark."""
+def _items_of(mark: str | ReadMark, parser: MarkupParser) -> Iterator[MarkupItem | FlushItem | EndItem]:
+    """Return what a parser holds at a mark, and then the mark."""
+    if isinstance(mark, SpeakerItem):
+        return parser.change_speaker(mark.speaker, mark.voice)
     # Responses with markup have no checkpoints, so no cut is made again.
     assert not isinstance(mark, str | CutItem)
     return chain(parser.flush() if isinstance(mark, FlushItem) else parser.finish(), [mark])

@@ -37,6 +37,7 @@ class SegmentTimeline:
         aligner: LazyAligner,
         sample_rate: int,
         speed: float = 1.0,
+        speaker: str = "",
     ) -> None:
         """``raw`` gives all of the client's text so far; speech is played ``speed`` times as fast as it was made."""
         self.index = index
@@ -45,6 +46,7 @@ class SegmentTimeline:
         # For queries that cannot wait for alignment.
         self.even = UniformAligner(sample_rate)
         self.speed = speed
+        self.speaker = speaker
         # Samples of its speech that were left out at the start.
         self.num_trimmed = 0
         # Start in the audio of the response; ``None`` before it.
@@ -85,7 +87,8 @@ class SegmentTimeline:
             bounds = [self._played_offset(bound) for bound in bounds]
         words = []
         while (word := self.words.next_word(self.complete)) and word.sound_end < len(bounds):
-            words.append(to_word_time(word, bounds, self.index, self.start_sample, sample_rate, floor_ms))
+            time = to_word_time(word, bounds, self.index, self.start_sample, sample_rate, floor_ms, self.speaker)
+            words.append(time)
             self.words.consume(word)
         return words
 
@@ -178,10 +181,10 @@ class ResponseTimeline:
         """Mark raw characters as markup: no words are found there, and heard text does not end within."""
         self._raw.hide(start, end)
 
-    def begin_segment(self, raw_start: int, speed: float = 1.0) -> SegmentTimeline:
+    def begin_segment(self, raw_start: int, speed: float = 1.0, speaker: str = "") -> SegmentTimeline:
         aligner = LazyAligner(partial(self._make_aligner, self._sample_rate), self._backlog)
         raw = self._raw.read_unmarked
-        segment = SegmentTimeline(len(self.segments), raw_start, raw, aligner, self._sample_rate, speed)
+        segment = SegmentTimeline(len(self.segments), raw_start, raw, aligner, self._sample_rate, speed, speaker)
         self.segments.append(segment)
         return segment
 

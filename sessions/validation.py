@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from engine.api import (
@@ -16,6 +17,7 @@ from sessions.errors import LimitExceeded
 from sessions.lexicon_store import MAX_NAMED_LEXICONS, LexiconStore, UnknownLexicon
 from sessions.packetizer import create_packetizer
 from sessions.session_services import SessionServices
+from sessions.text.ssml.speaker_lines import COLONS, MAX_LABEL_CHARS, MAX_SPEAKERS
 from sessions.voices.lookup import resolve_stored_voice
 
 MAX_FRAMES = 2**32 - 1
@@ -62,8 +64,22 @@ def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLi
         raise InvalidRequest(f"speed must be {MIN_SPEED:g} to {MAX_SPEED:g}, is {settings.speed:g}", "speed")
     if settings.max_frames is not None and not 1 <= settings.max_frames <= MAX_FRAMES:
         raise InvalidRequest(f"max_frames must be 1 to {MAX_FRAMES}, is {settings.max_frames}", "max_frames")
+    check_labels(settings.speakers)
     info.check_options(settings.sampling, settings.chunk_frames)
     check_format(settings.format)
+
+
+def check_labels(speakers: Mapping[str, str]) -> None:
+    """Check the labels of speakers; whether their voices exist is checked elsewhere. Raises ``InvalidRequest``."""
+    if len(speakers) > MAX_SPEAKERS:
+        raise InvalidRequest(f"speakers has {len(speakers)} labels, at most {MAX_SPEAKERS} are allowed", "speakers")
+    for label in speakers:
+        if not 0 < len(label) <= MAX_LABEL_CHARS:
+            message = f"speakers: a label must have 1 to {MAX_LABEL_CHARS} characters, has {len(label)}"
+            raise InvalidRequest(message, "speakers")
+        if label != label.strip() or not label.isprintable() or any(colon in label for colon in COLONS):
+            message = f"speakers: a label must be of one line, without colons or spaces around it, is {label!r}"
+            raise InvalidRequest(message, "speakers")
 
 
 def check_voice(settings: SpeechSettings, info: EngineInfo) -> None:

@@ -36,13 +36,21 @@ class WordTime:
     char_ends_ms: tuple[float, ...]
     # One for each character of ``spoken``.
     spoken_ends_ms: tuple[float, ...]
+    # ``SpeechStyle.speaker``
+    speaker: str = ""
 
     def characters(self) -> list[CharTime]:
         return _timed(self.text, self.start_ms, self.char_ends_ms)
 
 
 def to_word_time(
-    word: WordSpan, bounds: Sequence[int], segment: int, start_sample: int, sample_rate: float, floor_ms: float
+    word: WordSpan,
+    bounds: Sequence[int],
+    segment: int,
+    start_sample: int,
+    sample_rate: float,
+    floor_ms: float,
+    speaker: str = "",
 ) -> WordTime:
     """``bounds`` count samples from the start of the segment, as ``Aligner.bounds``; nothing is before ``floor_ms``."""
 
@@ -62,6 +70,7 @@ def to_word_time(
         end_ms=end_ms(word.sound_end),
         char_ends_ms=tuple(end_ms(num_chars) for num_chars in word.reached),
         spoken_ends_ms=tuple(end_ms(number) for number in range(first, first + len(word.spoken))),
+        speaker=speaker,
     )
 
 

@@ -57,6 +57,10 @@ class SpannedText:
     def raw_end(self) -> int:
         return self.spans[-1].raw_end
 
+    def cut(self, start: int, end: int) -> SpannedText:
+        """The characters from ``start`` up to ``end``."""
+        return self.cut_all([(start, end)])[0]
+
     def cut_all(self, ranges: Sequence[tuple[int, int]]) -> list[SpannedText]:
         """The characters of each range; the ranges do not overlap and go forward."""
         pieces: list[list[SourceSpan]] = [[] for _ in ranges]

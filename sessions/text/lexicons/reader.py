@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from sessions.text.lexicons.lexicon import MAX_WRITTEN_CHARS, TOKEN, Lexicon, LexiconMatch
 from sessions.text.spans import EMPTY, SpannedText
 from sessions.text.ssml.parser import StyleItem
-from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken
+from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken, text_tokens
 
 if TYPE_CHECKING:
     from sessions.text.ssml.parser import MarkupItem
@@ -28,25 +28,9 @@ class MarkupParser(Protocol):
 
     def finish(self) -> Iterator[MarkupItem]: ...
 
-
-class PlainParser:
-    """Text without markup."""
-
-    num_chars_held = 0
-
-    def __init__(self) -> None:
-        self._num_chars = 0
-
-    def push(self, text: str) -> Iterator[MarkupItem]:
-        if text:
-            self._num_chars += len(text)
-            yield TextToken(text, self._num_chars - len(text), self._num_chars)
-
-    def flush(self) -> Iterator[MarkupItem]:
-        return iter(())
-
-    def finish(self) -> Iterator[MarkupItem]:
-        return iter(())
+    def change_speaker(self, speaker: str, voice: str | None) -> Iterator[MarkupItem]:
+        """End what is held, and have ``voice`` speak the text that follows."""
+        ...
 
 
 class LexiconReader:
@@ -75,6 +59,9 @@ class LexiconReader:
     def finish(self) -> Iterator[MarkupItem]:
         yield from self._replace_all(self._parser.finish())
         yield from self._replace(is_complete=True)
+
+    def change_speaker(self, speaker: str, voice: str | None) -> Iterator[MarkupItem]:
+        return self._replace_all(self._parser.change_speaker(speaker, voice))
 
     def _replace_all(self, items: Iterable[MarkupItem]) -> Iterator[MarkupItem]:
         for item in items:
@@ -111,7 +98,7 @@ class LexiconReader:
                 aliases.append(alias)
         *pieces, self._held = self._held.cut_all([*ranges, (place, len(self._held.text))])
         for piece, alias in zip(pieces, aliases, strict=True):
-            yield from _tokens(piece) if alias is None else [TextToken(alias, piece.raw_start, piece.raw_end)]
+            yield from text_tokens(piece) if alias is None else [TextToken(alias, piece.raw_start, piece.raw_end)]
 
     def _find(self, tokens: list[str], index: int, is_complete: bool) -> LexiconMatch | Literal[False] | None:
         best: LexiconMatch | None = None
@@ -129,10 +116,3 @@ class LexiconReader:
             if isinstance(match, LexiconMatch) and (best is None or match.end > best.end):
                 best = match
         return best
-
-
-def _tokens(text: SpannedText) -> Iterator[TextToken]:
-    place = 0
-    for span in text.spans:
-        yield TextToken(text.text[place : place + span.num_chars], span.raw_start, span.raw_end)
-        place += span.num_chars

@@ -1,4 +1,4 @@
-"""Vendors' inline forms of pauses and phonemes, read as tags of SSML as the text streams.
+"""Vendors' inline forms of pauses, phonemes and tones of voice, read as tags of SSML as the text streams.
 
 A token depends on the text alone and never on how it arrived. What is undecided is held: at most ``MAX_FORM_CHARS``.
 """
@@ -6,17 +6,34 @@ A token depends on the text alone and never on how it arrived. What is undecided
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
-from sessions.text.ssml.tokens import HiddenToken, TagToken, TextToken, Token
+from sessions.text.spans import SpannedText
+from sessions.text.ssml.layers import TextLayer
+from sessions.text.ssml.tokens import (
+    HiddenToken,
+    MarkupWarning,
+    TagToken,
+    TagTokenizer,
+    TextToken,
+    Token,
+    WarningCode,
+    text_tokens,
+)
 
 # Longer ones are text.
 MAX_FORM_CHARS = 256
 _PAUSE = re.compile(r"pause:\s*(?P<time>[0-9.]{1,8}(?:ms|s))")
+# Tags in brackets that are pauses, by the strength of a break, and that are sounds, which no model makes here.
+_BRACKET_PAUSES = {"short pause": "weak", "pause": "medium", "long pause": "strong"}
+_SOUNDS = re.compile(
+    "(?:breath|breathe|inhale|exhale|cough|laugh|chuckle|giggle|sigh|yawn|gasp|gulp|swallow|sniff|snort|sneeze"
+    "|clear throat|clears throat|applause|clapping|explosion|gunshot|music)s?"
+)
 
 
 class InlineForm(StrEnum):
@@ -26,6 +43,8 @@ class InlineForm(StrEnum):
     RIME_PHONEMES = "rime_phonemes"
     # ``\{pause:1s\}`` and ``\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\}``
     DEEPGRAM = "deepgram"
+    # ``[cheerful]``: the tone of the text that follows. Also read beside tags of SSML.
+    BRACKETS = "brackets"
 
 
 class _DeepgramWord(msgspec.Struct, frozen=True):
@@ -33,34 +52,44 @@ class _DeepgramWord(msgspec.Struct, frozen=True):
     pronounce: str
 
 
-def _read_rime_pause(match: re.Match[str], place: int) -> list[Token] | None:
-    end = place + len(match[0])
-    return [HiddenToken(place, end), _break(place, end, f"{match['ms']}ms")]
+def _read_rime_pause(match: re.Match[str], form: SpannedText) -> list[Token] | None:
+    return [_hidden(form), _break(form, {"time": f"{match['ms']}ms"})]
 
 
-def _read_rime_phonemes(match: re.Match[str], place: int) -> list[Token] | None:
-    return _phonemes("", place, place + len(match[0]), match["ph"], "rime")
+def _read_rime_phonemes(match: re.Match[str], form: SpannedText) -> list[Token] | None:
+    return _phonemes("", form.raw_start, form.raw_end, match["ph"], "rime")
 
 
-def _read_deepgram(match: re.Match[str], place: int) -> list[Token] | None:
-    end = place + len(match[0])
+def _read_deepgram(match: re.Match[str], form: SpannedText) -> list[Token] | None:
     if pause := _PAUSE.fullmatch(match["body"].strip()):
-        return [HiddenToken(place, end), _break(place, end, pause["time"])]
+        return [_hidden(form), _break(form, {"time": pause["time"]})]
     try:
         given = msgspec.json.decode("{" + match["body"] + "}", type=_DeepgramWord)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    start = match[0].find(given.word) if given.word else -1
-    if start < 0:
+    at = match[0].find(given.word) if given.word else -1
+    if at < 0:
         return None
-    start += place
-    stop = start + len(given.word)
-    word = _phonemes(given.word, start, stop, given.pronounce, "ipa")
-    return [HiddenToken(place, start), *word, HiddenToken(stop, end)]
+    word = form.cut(at, at + len(given.word))
+    tokens = _phonemes(given.word, word.raw_start, word.raw_end, given.pronounce, "ipa")
+    return [HiddenToken(form.raw_start, word.raw_start), *tokens, HiddenToken(word.raw_end, form.raw_end)]
 
 
-def _break(start: int, end: int, time: str) -> TagToken:
-    return TagToken("break", start, end, {"time": time}, is_close=True)
+def _read_brackets(match: re.Match[str], form: SpannedText) -> list[Token] | None:
+    tag = match["tag"].lower().replace("_", " ")
+    if tag in _BRACKET_PAUSES:
+        return [_hidden(form), _break(form, {"strength": _BRACKET_PAUSES[tag]})]
+    if _SOUNDS.fullmatch(tag):
+        return [_hidden(form), MarkupWarning(WarningCode.NO_EFFECT, match["tag"], form.raw_start)]
+    return [_hidden(form), TagToken("emotion", form.raw_start, form.raw_end, {"value": tag}, is_close=True)]
+
+
+def _hidden(form: SpannedText) -> HiddenToken:
+    return HiddenToken(form.raw_start, form.raw_end)
+
+
+def _break(form: SpannedText, attributes: dict[str, str]) -> TagToken:
+    return TagToken("break", form.raw_start, form.raw_end, attributes, is_close=True)
 
 
 def _phonemes(text: str, start: int, end: int, phonemes: str, alphabet: str) -> list[Token]:
@@ -78,7 +107,7 @@ class _Form(NamedTuple):
     # What can become one with more text.
     begun: re.Pattern[str]
     # Returns ``None`` for what is text.
-    read: Callable[[re.Match[str], int], list[Token] | None]
+    read: Callable[[re.Match[str], SpannedText], list[Token] | None]
 
 
 _FORMS = {
@@ -94,55 +123,34 @@ _FORMS = {
         re.compile(r"\\(?:\{(?:[^{}\\]{0,250}\\?)?)?"),
         _read_deepgram,
     ),
+    InlineForm.BRACKETS: _Form(
+        "[",
+        re.compile(r"\[(?P<tag>[A-Za-z][A-Za-z ,'_-]{0,39})\]"),
+        re.compile(r"\[(?:[A-Za-z][A-Za-z ,'_-]{0,39})?"),
+        _read_brackets,
+    ),
 }
 
 
-class InlineTokenizer:
+class InlineForms(TextLayer):
     """Reads the forms of a wire; all other text is itself."""
 
-    def __init__(self, forms: Sequence[InlineForm]) -> None:
+    def __init__(self, forms: Sequence[InlineForm], inner: TagTokenizer | None = None) -> None:
+        super().__init__(inner)
         self._forms = {_FORMS[form].first: _FORMS[form] for form in forms}
         self._first = re.compile("|".join(map(re.escape, self._forms)))
-        self._held = ""
-        # Position of the first held character.
-        self._position = 0
 
-    @property
-    def num_chars_held(self) -> int:
-        return len(self._held)
-
-    def push(self, text: str) -> Iterator[Token]:
-        return self._scan(text, is_end=False)
-
-    def flush(self) -> Iterator[Token]:
-        """Return nothing: what is held may become a form."""
-        return iter(())
-
-    def finish(self) -> Iterator[Token]:
-        return self._scan("", is_end=True)
-
-    def _scan(self, text: str, is_end: bool) -> Iterator[Token]:
-        data, at, start = self._held + text, 0, self._position
-        while at < len(data):
-            num_read, tokens = self._read(data, at, start + at, is_end)
-            if not num_read:
-                break
-            at += num_read
-            self._position = start + at
-            yield from tokens
-        self._held = data[at:]
-
-    def _read(self, data: str, at: int, place: int, is_end: bool) -> tuple[int, list[Token]]:
-        """Return the characters read from ``at`` on, and their tokens; 0 waits for more."""
+    def _read(self, text: SpannedText, at: int, is_end: bool) -> tuple[int, Iterable[Token]]:
+        data = text.text
         found = self._first.search(data, at)
         end = len(data) if found is None else found.start()
         if end > at:
-            return end - at, [TextToken(data[at:end], place, place + end - at)]
+            return end - at, text_tokens(text.cut(at, end))
         form, window = self._forms[data[at]], data[at : at + MAX_FORM_CHARS]
         match = form.whole.match(window)
-        tokens = None if match is None else form.read(match, place)
+        tokens = None if match is None else form.read(match, text.cut(at, at + match.end()))
         if match is not None and tokens is not None:
-            return len(match[0]), tokens
+            return match.end(), tokens
         if match is None and form.begun.fullmatch(window) and not is_end:
-            return 0, []
-        return 1, [TextToken(data[at], place, place + 1)]
+            return 0, ()
+        return 1, text_tokens(text.cut(at, at + 1))

@@ -6,9 +6,8 @@ Text is always spoken; markup never is. What is unknown, broken or without effec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from sessions.languages import is_english
 from sessions.text.phonemes.alphabets import DEFAULT_ALPHABET, read_phonemes
@@ -33,7 +32,9 @@ from sessions.text.ssml.tokens import (
     HiddenToken,
     MarkupTokenizer,
     MarkupWarning,
+    SpeakerToken,
     TagToken,
+    TagTokenizer,
     TextToken,
     Token,
     WarningCode,
@@ -104,8 +105,10 @@ class MarkupContext:
     has_voice: Callable[[str], bool] = lambda name: False
     # Returns the checkpoint's word for a language, if it has one.
     find_language: Callable[[str], str | None] = lambda name: None
-    # Whether the checkpoint follows ``SpeechStyle.emotion``.
-    takes_emotion: bool = False
+    # Returns whether the checkpoint follows this ``SpeechStyle.emotion``.
+    takes_emotion: Callable[[str], bool] = lambda emotion: False
+    # Voices by the labels of their lines.
+    speakers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -128,21 +131,6 @@ class _Rewriting:
     alias: str | None = None
     # How the text is read otherwise.
     interpret_as: str = ""
-
-
-class TagTokenizer(Protocol):
-    """Cuts raw text into tokens. They do not depend on the cut of the text."""
-
-    @property
-    def num_chars_held(self) -> int: ...
-
-    def push(self, text: str) -> Iterator[Token]: ...
-
-    def flush(self) -> Iterator[Token]:
-        """Return what is held as far as it is text."""
-        ...
-
-    def finish(self) -> Iterator[Token]: ...
 
 
 class SsmlParser:
@@ -177,6 +165,15 @@ class SsmlParser:
         if any(element.name != "speak" for element in self._elements):
             yield from self._warn(WarningCode.UNBALANCED, self._elements[-1].name, 0)
 
+    def change_speaker(self, speaker: str, voice: str | None) -> Iterator[MarkupItem]:
+        """End what is held, and have ``voice`` speak the text that follows; ``None`` is that of the response."""
+        yield from self._apply_all(self._tokenizer.finish())
+        yield from self._end_rewriting()
+        if voice is not None and not self._has_voice(voice):
+            yield from self._warn(WarningCode.UNKNOWN_VOICE, "voice", 0)
+            voice = None
+        yield from self._set_style(replace(self._style, voice=voice, speaker=speaker, emotion=""))
+
     def _apply_all(self, tokens: Iterator[Token]) -> Iterator[MarkupItem]:
         for token in tokens:
             match token:
@@ -186,6 +183,8 @@ class SsmlParser:
                     yield from self._warn(token.code, token.element, token.raw_start)
                 case TagToken():
                     yield from self._tag(token)
+                case SpeakerToken():
+                    yield from self._speaker(token)
                 case HiddenToken():
                     yield token
 
@@ -205,6 +204,14 @@ class SsmlParser:
             if len(held.text) > MAX_SAY_AS_CHARS:
                 yield from self._warn(WarningCode.NOT_READABLE, held.element.name, held.element.raw_start)
                 yield from self._speak_as_written(held)
+
+    def _speaker(self, token: SpeakerToken) -> Iterator[MarkupItem]:
+        """Begin the line of a speaker. Its emotion is its own."""
+        if self._rewriting is not None:
+            yield from self._warn(WarningCode.NO_EFFECT, token.label, token.raw_start)
+        elif not self._silent_element:
+            voice = self._context.speakers[token.label]
+            yield from self._set_style(replace(self._style, voice=voice, speaker=token.label, emotion=""))
 
     @property
     def _silent_element(self) -> str:
@@ -271,9 +278,9 @@ class SsmlParser:
                 yield from self._mark(tag)
             case "speed" | "volume":
                 yield from self._ratio(tag)
-            case "emotion" if self._context.takes_emotion:
+            case "emotion":
                 yield from self._emotion(tag)
-            case "lexicon" | "emotion":
+            case "lexicon":
                 yield from self._warn(WarningCode.NO_EFFECT, tag.name, tag.raw_start)
 
     def _break(self, tag: TagToken) -> Iterator[MarkupItem]:
@@ -313,10 +320,14 @@ class SsmlParser:
 
     def _emotion(self, tag: TagToken) -> Iterator[MarkupItem]:
         emotion = " ".join(tag.attributes.get("value", "").lower().split())
-        if _EMOTION.fullmatch(emotion):
-            yield from self._set_style(replace(self._style, emotion="" if emotion == "neutral" else emotion))
-        else:
+        if not _EMOTION.fullmatch(emotion):
             yield from self._warn(WarningCode.INVALID_ATTRIBUTE, tag.name, tag.raw_start)
+        elif emotion == "neutral":
+            yield from self._set_style(replace(self._style, emotion=""))
+        elif self._context.takes_emotion(emotion):
+            yield from self._set_style(replace(self._style, emotion=emotion))
+        else:
+            yield from self._warn(WarningCode.NO_EFFECT, tag.name, tag.raw_start)
 
     def _begin_rewriting(self, tag: TagToken) -> Iterator[MarkupItem]:
         given = tag.attributes.get(_FORMS.get(tag.name, ""), "characters" if tag.name == "spell" else None)
@@ -377,7 +388,7 @@ class SsmlParser:
         if tag.name == "voice":
             name = tag.attributes.get("name", "")
             if self._has_voice(name):
-                style = replace(style, voice=name)
+                style = replace(style, voice=name, speaker=name)
             else:
                 yield from self._warn(WarningCode.UNKNOWN_VOICE, tag.name, tag.raw_start)
         if tag.name == "prosody":

@@ -37,6 +37,8 @@ class SpeechStyle:
     gain: float = 1.0
     # An emotion or a manner of speaking, for models that take instructions.
     emotion: str = ""
+    # Named in word times: a label of a line, or the name of a voice. Empty for the voice of the response.
+    speaker: str = ""
 
 
 PLAIN_STYLE = SpeechStyle()

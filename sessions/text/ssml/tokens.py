@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
+
+from sessions.text.spans import SpannedText
 
 # A longer tag is broken.
 MAX_TAG_CHARS = 256
@@ -45,6 +48,8 @@ class WarningCode(StrEnum):
     UNKNOWN_ELEMENT = "unknown_element"
     UNKNOWN_ENTITY = "unknown_entity"
     UNKNOWN_VOICE = "unknown_voice"
+    # A line begins like one of a speaker that was not named.
+    UNKNOWN_SPEAKER = "unknown_speaker"
     UNKNOWN_LANGUAGE = "unknown_language"
     # An attribute is missing, or its value cannot be read.
     INVALID_ATTRIBUTE = "invalid_attribute"
@@ -96,7 +101,58 @@ class HiddenToken:
     raw_end: int
 
 
-Token = TextToken | TagToken | MarkupWarning | HiddenToken
+@dataclass(frozen=True, slots=True)
+class SpeakerToken:
+    """The label of the speaker of the text that follows."""
+
+    label: str
+    raw_start: int
+
+
+Token = TextToken | TagToken | SpeakerToken | MarkupWarning | HiddenToken
+
+
+class TagTokenizer(Protocol):
+    """Cuts raw text into tokens. They do not depend on the cut of the text."""
+
+    @property
+    def num_chars_held(self) -> int: ...
+
+    def push(self, text: str) -> Iterator[Token]: ...
+
+    def flush(self) -> Iterator[Token]:
+        """Return what is held as far as it is text."""
+        ...
+
+    def finish(self) -> Iterator[Token]: ...
+
+
+class PlainTokenizer:
+    """Text without markup."""
+
+    num_chars_held = 0
+
+    def __init__(self) -> None:
+        self._num_chars = 0
+
+    def push(self, text: str) -> Iterator[Token]:
+        if text:
+            self._num_chars += len(text)
+            yield TextToken(text, self._num_chars - len(text), self._num_chars)
+
+    def flush(self) -> Iterator[Token]:
+        return iter(())
+
+    def finish(self) -> Iterator[Token]:
+        return iter(())
+
+
+def text_tokens(text: SpannedText) -> Iterator[TextToken]:
+    """Return text as tokens, one for each of its spans."""
+    place = 0
+    for span in text.spans:
+        yield TextToken(text.text[place : place + span.num_chars], span.raw_start, span.raw_end)
+        place += span.num_chars
 
 
 class MarkupTokenizer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -19,9 +18,9 @@ from sessions.text.lexicons.lexicon import (
     Lexicon,
     LexiconEntry,
 )
-from sessions.text.lexicons.reader import LexiconReader, PlainParser
+from sessions.text.lexicons.reader import LexiconReader
 from sessions.text.ssml.parser import SsmlParser
-from sessions.text.ssml.tokens import TextToken
+from sessions.text.ssml.tokens import PlainTokenizer, TextToken
 from tests.sessions.text.ssml.documents import CONTEXT
 
 ALIASES = {
@@ -47,7 +46,7 @@ TEXTS = st.lists(
 
 
 def read(pieces: Iterable[str], *lexicons: Lexicon, language: str = "en") -> list[TextToken]:
-    reader = LexiconReader(PlainParser(), lexicons or [LEXICON], language)
+    reader = LexiconReader(SsmlParser(tokenizer=PlainTokenizer()), lexicons or [LEXICON], language)
     items = [item for piece in pieces for item in reader.push(piece)] + [*reader.finish()]
     assert reader.num_chars_held == 0
     return [item for item in items if isinstance(item, TextToken)]
@@ -88,7 +87,7 @@ def test_text_outside_of_entries_is_itself(text: str):
 
 @given(TEXTS)
 def test_what_is_held_is_bounded(text: str):
-    reader = LexiconReader(PlainParser(), [LEXICON], "en")
+    reader = LexiconReader(SsmlParser(tokenizer=PlainTokenizer()), [LEXICON], "en")
     for character in text:
         list(reader.push(character))
         assert reader.num_chars_held <= (MAX_SPACES + 1) * MAX_WRITTEN_CHARS
@@ -161,29 +160,6 @@ def test_lexicon_has_at_most_so_many_entries():
     assert Lexicon.from_entries([entry] * MAX_ENTRIES).num_entries == MAX_ENTRIES
     with pytest.raises(InvalidRequest, match="has 10001 entries, at most 10000 are allowed"):
         Lexicon.from_entries([entry] * (MAX_ENTRIES + 1))
-
-
-def main() -> None:
-    """Print the cost of a look-up and of reading: ``python -m tests.sessions.text.lexicons.test_lexicon``."""
-    entries = [LexiconEntry(text=f"word{number}" if number % 2 else f"a phrase {number}", alias="x")
-               for number in range(MAX_ENTRIES)]  # fmt: skip
-    lexicon = Lexicon.from_entries(entries)
-    words = ["the", "and", "a", "phrase", "word7", "hello"] * 4_000
-    start_s = time.perf_counter()
-    for word in words:
-        lexicon.find([word, " ", "x"], 0, is_complete=False)
-    found_s = time.perf_counter()
-    text, reader = " ".join(words), LexiconReader(PlainParser(), [lexicon], "en")
-    for place in range(0, len(text), 64):
-        for _ in reader.push(text[place : place + 64]):
-            pass
-    read_s = time.perf_counter()
-    print(f"{1e6 * (found_s - start_s) / len(words):.2f} us a look-up of {MAX_ENTRIES} entries, "
-          f"{1e6 * (read_s - found_s) / len(words):.2f} us a word read")  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
 
 
 def test_phonemes_are_spelled_in_letters_for_english_alone():

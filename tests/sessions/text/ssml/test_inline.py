@@ -9,27 +9,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.text.ssml.inline import MAX_FORM_CHARS, InlineForm, InlineTokenizer
-from sessions.text.ssml.parser import BreakItem, MarkupContext, MarkupItem, SsmlParser
-from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken, WarningCode
+from sessions.text.ssml.inline import MAX_FORM_CHARS, InlineForm, InlineForms
+from sessions.text.ssml.parser import BreakItem, MarkupContext, MarkupItem, SsmlParser, StyleItem
+from sessions.text.ssml.tokens import HiddenToken, MarkupTokenizer, MarkupWarning, TextToken, WarningCode
 
 RIME = (InlineForm.RIME_PAUSE, InlineForm.RIME_PHONEMES)
 DEEPGRAM = (InlineForm.DEEPGRAM,)
+BRACKETS = (InlineForm.BRACKETS,)
 TOMATO = '\\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\\}'
 
 
-def parse(forms: tuple[InlineForm, ...], pieces: Iterable[str]) -> list[MarkupItem]:
-    parser = SsmlParser(MarkupContext("en"), InlineTokenizer(forms))
+def parse(forms: tuple[InlineForm, ...], pieces: Iterable[str], is_ssml: bool = False) -> list[MarkupItem]:
+    context = MarkupContext("en", takes_emotion={"cheerful", "whispers"}.__contains__)
+    parser = SsmlParser(context, InlineForms(forms, MarkupTokenizer() if is_ssml else None))
     items = [item for piece in pieces for item in parser.push(piece)]
     return [*items, *parser.finish()]
 
 
 def spoken(items: Iterable[MarkupItem]) -> str:
-    """The text, with the length of each pause."""
-    return "".join(
-        item.text if isinstance(item, TextToken) else f"|{item.duration_ms:g}|" if isinstance(item, BreakItem) else ""
-        for item in items
-    )
+    """The text, with the length of each pause and each change of the tone."""
+    return "".join(map(_spoken, items))
+
+
+def _spoken(item: MarkupItem) -> str:
+    match item:
+        case TextToken():
+            return item.text
+        case BreakItem():
+            return f"|{item.duration_ms:g}|"
+        case StyleItem():
+            return f"({item.style.emotion})"
+        case _:
+            return ""
 
 
 @pytest.mark.parametrize(
@@ -46,6 +57,12 @@ def spoken(items: Iterable[MarkupItem]) -> str:
         (DEEPGRAM, "\\{1, 2\\} and \\n \\{", "\\{1, 2\\} and \\n \\{"),
         (DEEPGRAM, '\\{"word": "", "pronounce": "x"\\}', '\\{"word": "", "pronounce": "x"\\}'),
         (DEEPGRAM, "\\{" + "x" * MAX_FORM_CHARS, "\\{" + "x" * MAX_FORM_CHARS),
+        (BRACKETS, "[Cheerful] Hi. [neutral]So.", "(cheerful) Hi. ()So."),
+        (BRACKETS, "Well [laughs] now [clear_throat], [sighs] no.", "Well  now ,  no."),
+        (BRACKETS, "So [pause] and [long pause] then [short_pause]on.", "So |500| and |1000| then |250|on."),
+        (BRACKETS, "[unheard of] Hi.", " Hi."),
+        (BRACKETS, "See [1], [a/b], [x](y) and [open", "See [1], [a/b], (y) and [open"),
+        (BRACKETS, f"[{'x' * 41}]", f"[{'x' * 41}]"),
     ],
 )
 def test_forms_are_read_and_the_rest_is_text(forms: tuple[InlineForm, ...], text: str, expected: str):
@@ -58,6 +75,22 @@ def test_phonemes_that_cannot_be_read_are_told():
     assert [(item.code, item.element) for item in warnings] == [(WarningCode.NOT_READABLE, "phoneme")]
 
 
+def test_brackets_without_effect_are_told_once_a_kind():
+    items = parse(BRACKETS, ["[laughs] a [whispers] b [of no use] c [sighs] d [of no use]"])
+    warnings = [(item.code, item.element, item.raw_start) for item in items if isinstance(item, MarkupWarning)]
+    assert warnings == [
+        (WarningCode.NO_EFFECT, "laughs", 0),
+        (WarningCode.NO_EFFECT, "emotion", 24),
+        (WarningCode.NO_EFFECT, "sighs", 38),
+    ]
+
+
+def test_brackets_are_read_beside_tags():
+    text = '[cheerful]A<break/>[<b c="[whispers]">whispers] <sub alias="[cheerful]">b</sub> &#91;whispers]c'
+    for pieces in ([text], text):
+        assert spoken(parse(BRACKETS, pieces, is_ssml=True)) == "(cheerful)A|500|[whispers] [cheerful] (whispers)c"
+
+
 def test_raw_characters_of_a_word_are_its_own():
     items = parse(DEEPGRAM, [f"A {TOMATO}."])
     [word] = [item for item in items if isinstance(item, TextToken) and item.text == "tuh-may-toh"]
@@ -66,15 +99,18 @@ def test_raw_characters_of_a_word_are_its_own():
     assert (word.raw_start, word.raw_end) == (0, 10)
 
 
-PIECES = ["<500>", "<", ">", "5", "{k1At}", "{", "}", "\\{pause:1s\\}", "\\", TOMATO, "a ", "é", '"']
+PIECES = [
+    "<500>", "<", ">", "5", "{k1At}", "{", "}", "\\{pause:1s\\}", "\\", TOMATO,
+    "a ", "é", '"', "[whispers]", "[", "]", "<b>", "&#91;",
+]  # fmt: skip
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.randoms(use_true_random=False))
-def test_cuts_change_nothing(text: str, random: Random):
-    forms = (*RIME, *DEEPGRAM)
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.randoms(use_true_random=False), st.booleans())
+def test_cuts_change_nothing(text: str, random: Random, is_ssml: bool):
+    forms = (*RIME, *DEEPGRAM, *BRACKETS)
     places = sorted(random.sample(range(len(text) + 1), min(3, len(text))))
     pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
-    whole, cut = parse(forms, [text]), parse(forms, pieces)
+    whole, cut = parse(forms, [text], is_ssml), parse(forms, pieces, is_ssml)
     assert spoken(cut) == spoken(whole)
     assert _hidden(cut) == _hidden(whole)
 

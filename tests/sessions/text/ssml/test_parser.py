@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -203,10 +204,10 @@ def test_warnings_are_few_and_hold_no_text():
 def test_styles_nest_and_end_with_their_element():
     document = '<voice name="high"><prosody rate="fast">a</prosody>b</voice><lang xml:lang="de-DE">c</lang>d'
     styles = [item.style for item in parse([document.replace("de-DE", "de")]) if isinstance(item, StyleItem)]
-    high = SpeechStyle(voice="high")
+    high = SpeechStyle(voice="high", speaker="high")
     assert styles == [
         high,
-        SpeechStyle("high", speed=1.25),
+        replace(high, speed=1.25),
         high,
         SpeechStyle(),
         SpeechStyle(None, "de"),
