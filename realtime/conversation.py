@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from engine.api import InvalidRequest, SpeechError
@@ -48,13 +48,14 @@ ConversationCommand = (
     model.OpenContext
     | model.CreateResponse
     | model.AppendText
+    | model.ChangeVoice
     | model.FlushContext
     | model.EndContext
     | model.CancelContext
     | model.ReportPlayback
     | model.FinishContexts
 )
-TextIntent = model.AppendText | model.FlushContext | model.EndContext
+TextIntent = model.AppendText | model.ChangeVoice | model.FlushContext | model.EndContext
 
 
 @dataclass(slots=True, eq=False)
@@ -299,6 +300,8 @@ class Conversation:
         match intent:
             case model.AppendText():
                 return self._append(context, _new_text(context, intent), intent.last)
+            case model.ChangeVoice():
+                return self._change_voice(context, intent.voice)
             case model.FlushContext() if context.response is None:
                 return [model.ContextFlushed(context.context_id, 0.0)]
             case model.FlushContext():
@@ -314,6 +317,14 @@ class Conversation:
         if context.response is not None:
             context.response.push_text(text)
         return self._end_text(context) if last else []
+
+    def _change_voice(self, context: ContextState, named: str) -> list[model.DialectEvent]:
+        voice, warning = self.resolver.resolve_voice(named)
+        if context.response is None:
+            context.settings = replace(context.settings, voice=voice)
+        else:
+            context.response.change_speaker(named, voice)
+        return [model.ContextWarning(context.context_id, "unknown_voice", "voice", 0)] if warning else []
 
     def _end_text(self, context: ContextState) -> list[model.DialectEvent]:
         context.ended = True
@@ -464,6 +475,7 @@ def _timed(word: WordTime) -> model.TimedWord:
         raw_start=word.raw_start,
         raw_end=word.raw_end,
         segment=word.segment,
+        speaker=word.speaker,
     )
 
 

@@ -55,6 +55,12 @@ class OptionResolver:
         )
         return settings, tuple(filter(None, (voice_warning, language_warning, speed_warning, instruct_warning)))
 
+    def resolve_voice(self, named: str) -> tuple[str | None, str]:
+        """Return a voice of this server, and a warning if it is the default in place of an unknown one."""
+        voice, warning = self._voice(named)
+        first = next((voice.name for voice in self.info.voices), None)
+        return voice or first, warning
+
     def _voice(self, named: str | None) -> tuple[str | None, str]:
         if not named:
             return self.base.voice, ""

@@ -20,7 +20,17 @@ NATURAL_RATES = {Encoding.OPUS: 24_000, Encoding.PCM_S16LE: 24_000, Encoding.MUL
 # Larger integers are rounded in JavaScript.
 MAX_JSON_INT_BITS = 53
 # Fields with the same name and meaning in both.
-SAME_FIELDS = ("voice", "language", "instruct", "speed", "word_times", "checkpoints", "max_frames", "chunk_frames")
+SAME_FIELDS = (
+    "voice",
+    "language",
+    "instruct",
+    "speed",
+    "word_times",
+    "checkpoints",
+    "speakers",
+    "max_frames",
+    "chunk_frames",
+)
 
 
 def default_settings(defaults: SpeechDefaults) -> SpeechSettings:
@@ -84,6 +94,7 @@ def wire_settings(speech: SpeechSettings) -> ev.NativeSpeechSettings:
         checkpoints=speech.checkpoints or None,
         speed=None if speech.speed == 1.0 else speech.speed,
         markup="ssml" if speech.markup is Markup.SSML else None,
+        speakers=dict(speech.speakers) or None,
         lexicons=speech.lexicon_names or None,
         text_layout=speech.layout.value,
         max_frames=speech.max_frames,

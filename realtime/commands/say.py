@@ -63,6 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ssml", action="store_true", help="tags in the text control speech (docs/reference/ssml.md); not with --mqtt"
     )
     parser.add_argument(
+        "--speaker",
+        action="append",
+        default=[],
+        type=speaker,
+        metavar="LABEL=VOICE",
+        help="lines that begin with LABEL and a colon are spoken by this voice; repeatable; not with --mqtt",
+    )
+    parser.add_argument(
         "--lexicon",
         metavar="FILE",
         help="PLS, JSON or TOML file of words that are spoken in another form; with --url the name of a stored one",
@@ -80,8 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if (args.output is None or args.play) and find_player() is None:
         raise FileNotFoundError(f"no player here ({', '.join(PLAYERS)}): name a file with -o, without --play")
-    if args.mqtt is not None and (args.ssml or args.lexicon):
-        option = "--ssml" if args.ssml else "--lexicon"
+    markup = {"--ssml": args.ssml, "--speaker": args.speaker, "--lexicon": args.lexicon}
+    option = next((option for option, given in markup.items() if given), None)
+    if args.mqtt is not None and option is not None:
         print(f"voicewire say: {option} needs a local engine or --url, and --mqtt is given", file=sys.stderr)
         return WRONG_SETTINGS
     if args.seed is None:
@@ -155,9 +164,18 @@ def settings(args: argparse.Namespace, sample_rate: int) -> SpeechSettings:
         format=AudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=sample_rate),
         lexicons=() if args.lexicon is None else (read_lexicon(args.lexicon),),
         markup=Markup.SSML if args.ssml else Markup.NONE,
+        speakers=dict(args.speaker),
         lead_ms=lead_ms(args),
         word_times=shows_progress(args),
     )
+
+
+def speaker(given: str) -> tuple[str, str]:
+    """Return label and voice of ``LABEL=VOICE``."""
+    label, separator, voice = given.partition("=")
+    if not (label and separator and voice):
+        raise argparse.ArgumentTypeError(f"must be LABEL=VOICE, is {given[:80]!r}")
+    return label, voice
 
 
 def read_lexicon(path: str) -> Lexicon:

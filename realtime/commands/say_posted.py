@@ -35,6 +35,7 @@ async def say_over_http(args: argparse.Namespace, fields: dict[str, Any]) -> int
     """Returns the exit status. Raises ``OSError``, ``ServerError`` among them."""
     about = {"voice": args.voice, "language": args.language, "seed": args.seed, "response_format": "pcm"}
     about |= {"markup": "ssml" if args.ssml else None, "lexicons": [args.lexicon] if args.lexicon else None}
+    about |= {"speakers": dict(args.speaker) or None}
     given = {name: value for name, value in about.items() if value is not None}
     return await speak(PostedSpeech(args.url, args.api_key, given | fields), args)
 

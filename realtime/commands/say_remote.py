@@ -49,6 +49,7 @@ def settings(args: argparse.Namespace, fields: dict[str, Any]) -> ev.NativeSpeec
         seed=args.seed,
         lexicons=None if args.lexicon is None else (args.lexicon,),
         markup="ssml" if args.ssml else None,
+        speakers=dict(args.speaker) or None,
         format=ev.NativeAudioFormat(encoding=Encoding.PCM_S16LE, sample_rate=SAMPLE_RATE),
         pace="burst" if lead is None else "lead",
         lead_ms=lead,

@@ -16,6 +16,7 @@ from realtime.commands.streams import Output, arriving_text, open_output
 from realtime.protocol.events import ResponseDone, ResponseWarning
 from sessions.audio.wav import BYTES_PER_SAMPLE
 from sessions.events import MarkupWarned, ResponseFinished, ResponseStatus
+from sessions.text.ssml.tokens import WarningCode
 
 PLAYER_LEAD_MS = 2_000
 # Rate of remote speech.
@@ -120,8 +121,9 @@ async def write_audio(source: SpeechSource, output: Output, progress: SpeechProg
 
 
 def print_markup_warning(warning: MarkupWarned | ResponseWarning) -> None:
-    element = f" <{warning.element}>" if warning.element else ""
-    print(f"{warning.code.replace('_', ' ')}:{element} at character {warning.raw_start}", file=sys.stderr)
+    is_tag = warning.code != WarningCode.UNKNOWN_SPEAKER
+    element = f"<{warning.element}>" if is_tag and warning.element else warning.element
+    print(f"{warning.code.replace('_', ' ')}: {element} at character {warning.raw_start}", file=sys.stderr)
 
 
 @asynccontextmanager

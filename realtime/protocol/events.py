@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import asdict
 
 from engine.api import ErrorInfo, SamplingFields
@@ -60,6 +60,8 @@ class NativeSpeechSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speed: float | None = None
     # ``ssml``: tags in the text control speech.
     markup: MarkupKind | None = None
+    # Voices by the labels of speakers: lines that begin with a label and a colon are spoken by its voice.
+    speakers: dict[str, str] | None = None
     # Names of stored lexicons.
     lexicons: tuple[str, ...] | None = None
     text_layout: Layout | None = None
@@ -270,6 +272,8 @@ class WordTiming(Struct, frozen=True, kw_only=True):
     end_ms: float
     # The utterance it belongs to; the number rises from one to the next.
     segment: int = 0
+    # Label of the speaker, or name of the voice that markup names; absent where the voice of the response speaks.
+    speaker: str | UnsetType = UNSET
 
 
 class ResponseWords(ServerEventBase, tag="response.words", frozen=True):

@@ -153,6 +153,15 @@ class AppendTextAt(AppendText):
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeVoice:
+    """Have another voice speak the text that follows, in a context whose options read markup."""
+
+    context: str
+    # The vendor's id or a name of this server; an unknown one becomes the default, with ``ContextWarning``.
+    voice: str
+
+
+@dataclass(frozen=True, slots=True)
 class FlushContext:
     """Speak all text so far; answered by ``ContextFlushed``, at once if there is nothing to say."""
 
@@ -246,6 +255,7 @@ DialectCommand = (
     | OpenContext
     | CreateResponse
     | AppendText
+    | ChangeVoice
     | FlushContext
     | EndContext
     | CancelContext
@@ -345,6 +355,8 @@ class TimedWord:
     raw_end: int = 0
     # The number of its utterance.
     segment: int = 0
+    # Of its text, if that is not the voice of the context: a label, or the voice that the client named.
+    speaker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class SpeechRequestBody(SamplingParams, frozen=True, kw_only=True):
     initial_codec_chunk_frames: int | None = None
     # ``none`` or ``ssml``.
     markup: str | None = None
+    # Voices by the labels of speakers.
+    speakers: dict[str, str] | None = None
     # Names of stored lexicons.
     lexicons: list[str] | None = None
     text_layout: str | None = None

@@ -38,6 +38,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
             return st.one_of(*map(values_of, kind.types))
         case inspect.VarTupleType():
             return st.lists(values_of(kind.item_type), max_size=3).map(tuple)
+        case inspect.DictType():
+            return st.dictionaries(values_of(kind.key_type), values_of(kind.value_type), max_size=3)
         case inspect.StructType():
             return st.builds(kind.cls, **{field.name: values_of(field.type) for field in kind.fields})
     raise NotImplementedError(f"no values of {kind}")

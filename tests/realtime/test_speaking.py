@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -247,9 +248,35 @@ async def test_markup_controls_speech_on_request(live: LiveServer) -> None:
     assert text[warning.raw_start :].startswith("<blink>")
     assert mark.sample == round(mark.time_ms * 24) + spoken.created.format.pre_skip_samples
     assert 1_000 < mark.time_ms < spoken.done.audio_ms
-    words = [word for message in spoken.messages if isinstance(message, ev.ResponseWords) for word in message.words]
+    words = words_of(spoken)
     assert [word.text for word in words] == ["One.", "Two", "three"]
     assert all(text[word.raw_start : word.raw_end] == word.text for word in words)
     assert spoken.created.settings.markup == "ssml"
     assert plain.created.settings.markup is None
     assert not {ev.ResponseMark, ev.ResponseWarning} & {type(message) for message in plain.messages}
+
+
+async def test_words_name_their_speakers(live: LiveServer) -> None:
+    text = "Ann: Did you?\nBen: I did. Tom: no."
+    async with live.session() as client:
+        spoken = await speak(client, text, speakers={"Ann": "ada", "Ben": "ben"}, word_times=True)
+        plain = await speak(client, text, "other", word_times=True)
+        refused = ev.NativeSpeechSettings(speakers={"Ann": "nobody"})
+        await client.send(ev.ResponseCreate(response_id="bad", settings=refused, text=text))
+        error = await next_of(client, ev.ErrorEvent)
+        await client.send(ev.SessionUpdate(settings=refused))
+        other = await next_of(client, ev.ErrorEvent)
+    assert [(word.speaker, word.text) for word in words_of(spoken)] == [
+        *(("Ann", word) for word in ("Did", "you?")),
+        *(("Ben", word) for word in ("I", "did.", "Tom:", "no.")),
+    ]
+    assert [request.voice for request in live.engine.requests][:2] == ["ada", "ben"]
+    assert all(text[word.raw_start : word.raw_end] == word.text for word in words_of(spoken))
+    assert all(word.speaker is msgspec.UNSET for word in words_of(plain))
+    assert spoken.created.settings.speakers == {"Ann": "ada", "Ben": "ben"}
+    assert plain.created.settings.speakers is None
+    assert [(one.code, one.param) for one in (error, other)] == [("unknown_voice", "speakers")] * 2
+
+
+def words_of(spoken: SpokenResponse) -> list[ev.WordTiming]:
+    return [word for message in spoken.messages if isinstance(message, ev.ResponseWords) for word in message.words]

@@ -7,6 +7,7 @@ import {
   flag,
   integer,
   listOf,
+  mapOf,
   matching,
   number,
   oneOf,
@@ -93,6 +94,7 @@ const sampling = struct(
  * @property {boolean} [checkpoints] send `response.checkpoint`
  * @property {number} [speed]
  * @property {"none" | "ssml"} [markup]
+ * @property {Record<string, string>} [speakers] voices by the labels of lines
  * @property {string[]} [lexicons]
  * @property {"auto" | "streaming" | "full"} [text_layout]
  * @property {number} [max_frames]
@@ -111,6 +113,7 @@ const settingFields = {
   checkpoints: optional(orNull(flag)),
   speed: optional(orNull(number)),
   markup: optional(orNull(oneOf("none", "ssml"))),
+  speakers: optional(orNull(mapOf(text))),
   lexicons: optional(orNull(listOf(text))),
   text_layout: optional(orNull(oneOf("auto", "streaming", "full"))),
   max_frames: optional(count),
@@ -230,6 +233,7 @@ const word = struct(
     start_ms: required(number),
     end_ms: required(number),
     segment: optional(integer, 0),
+    speaker: optional(text),
   },
   LENIENT,
 );
@@ -246,7 +250,8 @@ const word = struct(
  * @typedef {{type: "response.created", response_id: string, response: number, format: ActualFormat,
  *   settings: Settings, next_sample?: number, discard_samples?: number}} ResponseCreated
  * @typedef {{type: "response.checkpoint", response_id: string, index: number, data: string}} ResponseCheckpoint
- * @typedef {{text: string, raw_start: number, raw_end: number, start_ms: number, end_ms: number, segment: number}} Word
+ * @typedef {{text: string, raw_start: number, raw_end: number, start_ms: number, end_ms: number, segment: number,
+ *   speaker?: string}} Word
  * @typedef {{type: "response.words", response_id: string, words: Word[]}} ResponseWords
  * @typedef {{type: "response.mark", response_id: string, name: string, sample: number, time_ms: number}} ResponseMark
  * @typedef {{type: "response.warning", response_id: string, code: string, element: string, raw_start: number}

@@ -45,6 +45,12 @@ export const listOf = (check) => (value, path) => {
   return value.map((item) => check(item, `${path}[...]`));
 };
 
+/** @param {Check} check @returns {Check} */
+export const mapOf = (check) => (value, path) => {
+  if (typeof value !== "object" || value === null || Array.isArray(value)) return refuse("expected an object", path);
+  return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, check(item, `${path}[...]`)]));
+};
+
 /** @param {Check} check @returns {Field} a field that must be there */
 export const required = (check) => ({ check, required: true });
 

@@ -211,7 +211,8 @@ def _error(error: ErrorInfo, response_id: str | None = None) -> str:
 
 
 def _word(word: model.TimedWord) -> ev.WordTiming:
-    return ev.WordTiming(**{name: getattr(word, name) for name in WORD_FIELDS})
+    fields = {name: getattr(word, name) for name in WORD_FIELDS}
+    return ev.WordTiming(**fields | {"speaker": word.speaker or msgspec.UNSET})
 
 
 def _done(ended: model.ContextEnded, number: int) -> ev.ResponseDone:

@@ -27,7 +27,7 @@ SPEECH_FIELDS = frozenset(
     "task_type ref_audio ref_text x_vector_only_mode speaker_embedding do_sample temperature top_k top_p "
     "repetition_penalty repetition_window min_new_tokens predictor_do_sample predictor_temperature predictor_top_k "
     "predictor_top_p subtalker_dosample subtalker_temperature subtalker_top_k subtalker_top_p max_new_tokens "
-    "max_frames chunk_frames initial_codec_chunk_frames text_layout non_streaming_mode markup lexicons".split()
+    "max_frames chunk_frames initial_codec_chunk_frames text_layout non_streaming_mode markup speakers lexicons".split()
 )
 ENCODINGS = {
     "wav": "pcm_s16le",

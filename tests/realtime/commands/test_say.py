@@ -90,7 +90,24 @@ def test_ssml_controls_speech_and_is_warned_about(fake_engine, wav, capsys):
     assert "unknown element: <blink> at character 51" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--ssml"], ["--lexicon", "words.json"]])
+def test_speakers_speak_their_lines(fake_engine, wav, capsys):
+    speakers = ["--speaker", "Ann=ada", "--speaker", "Ben=ben"]
+    assert main(["say", "Ann: One.\nBen: Two.\nTom: Me.", *speakers, "-o", str(wav)]) == 0
+    spoken = [(request.voice, request.text.strip()) for request in fake_engine.requests]
+    assert spoken == [("ada", "One."), ("ben", "Two.\nTom: Me.")]
+    assert "unknown speaker: Tom at character 20" in capsys.readouterr().err
+
+
+def test_speaker_without_a_voice_is_refused(fake_engine, wav, capsys):
+    assert main(["say", TEXT, "--speaker", "Ann=nobody", "-o", str(wav)]) == 1
+    assert "speakers: 'Ann' has no voice: voice 'nobody' is unknown" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["say", TEXT, "--speaker", "Ann", "-o", str(wav)])
+    assert "must be LABEL=VOICE, is 'Ann'" in capsys.readouterr().err
+    assert not fake_engine.requests
+
+
+@pytest.mark.parametrize("option", [["--ssml"], ["--lexicon", "words.json"], ["--speaker", "Ann=ada"]])
 def test_text_control_is_refused_with_a_broker(wav, capsys, option):
     assert main(["say", TEXT, *option, "-o", str(wav), "--mqtt", "mqtt://127.0.0.1:1"]) == say.WRONG_SETTINGS
     assert f"{option[0]} needs a local engine or --url" in capsys.readouterr().err

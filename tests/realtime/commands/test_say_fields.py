@@ -197,9 +197,11 @@ async def test_server_gets_voice_of_embedding(
 async def test_markup_goes_along_with_a_voice(tmp_path: Path, embedding: str) -> None:
     async with live_server(cloning_engine()) as live:
         given = ("--url", live.url, "-o", str(tmp_path / "x.wav"), "--speaker-embedding", embedding, "--ssml")
-        args = parser_for("say", say).parse_args(["say", "<speak>Hello there.</speak>", "--seed", "5", *given])  # type: ignore[arg-type]
+        given = (*given, "--speaker", "Ann=ben")
+        args = parser_for("say", say).parse_args(["say", "<speak>Hello.\nAnn: Hi.</speak>", "--seed", "5", *given])  # type: ignore[arg-type]
         assert await say.say_on(args) == 0
-        assert "speak" not in live.engine.requests[0].text
+        assert [request.text.strip() for request in live.engine.requests] == ["Hello.", "Hi."]
+        assert live.engine.requests[1].voice == "ben"
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,11 @@ async def test_parameters_reach_the_engine(live: LiveServer) -> None:
         ({"markup": "html"}, "invalid_request", "markup", "one of none, ssml, is 'html'"),
         ({"lexicons": ["nope"]}, "unknown_lexicon", "lexicons", "'nope'"),
         ({"lexicons": ["nope"] * 5}, "invalid_request", "lexicons", "has 5 names, at most 4"),
+        ({"speakers": {"Ann": "nobody"}}, "unknown_voice", "speakers", "'Ann' has no voice: voice 'nobody' is unknown"),
+        ({"speakers": {"A: b": "ada"}}, "invalid_request", "speakers", "without colons"),
+        ({"speakers": {"x" * 41: "ada"}}, "invalid_request", "speakers", "1 to 40 characters, has 41"),
+        ({"speakers": {str(n): "ada" for n in range(17)}}, "invalid_request", "speakers", "17 labels, at most 16"),
+        ({"speakers": ["ada"]}, "invalid_event", "speakers", "object"),
         ({"language": "klingon"}, "unknown_language", "language", "auto, en, de"),
         ({"task_type": "Singing"}, "invalid_request", "task_type", "CustomVoice, VoiceDesign or Base"),
         ({"task_type": "Base"}, "invalid_request", "task_type", "serves custom_voice"),
@@ -242,6 +247,14 @@ async def test_markup_of_a_request_controls_its_speech(live: LiveServer, stream:
     fields = {"input": text, "markup": "ssml", "voice": "ada", "response_format": "pcm", "stream": stream}
     assert (await post(live, **fields))[0] == 200
     assert [(request.voice, request.text) for request in live.engine.requests] == [("ada", "Hi."), ("ben", "Ho")]
+
+
+@pytest.mark.parametrize("stream", [True, False, None])
+async def test_speakers_of_a_request_speak_its_lines(live: LiveServer, stream: bool | None) -> None:
+    fields = {"input": "Hm.\nAnn: Hi.\nBen: Ho.", "voice": "ben", "response_format": "pcm", "stream": stream}
+    assert (await post(live, speakers={"Ann": "ada", "Ben": "ben"}, **fields))[0] == 200
+    spoken = [(request.voice, request.text.strip()) for request in live.engine.requests]
+    assert spoken == [("ben", "Hm."), ("ada", "Hi."), ("ben", "Ho.")]
 
 
 @pytest.mark.parametrize("task", ["CustomVoice", "custom_voice", None])
