@@ -7,7 +7,7 @@ and idle.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -115,7 +115,7 @@ class ElevenLabsSocket(Dialect, Generic[S]):
     def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         if isinstance(event, model.AllContextsEnded):
             yield model.CloseConnection()
-        elif (spoken := self._of(event.context)) is not None:
+        elif (spoken := self._contexts.get(event.context)) is not None:
             yield from self._dispatch_event(spoken, event)
 
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
@@ -162,7 +162,7 @@ class ElevenLabsSocket(Dialect, Generic[S]):
             spoken.flushed = not has_text
 
     def _flush(self, spoken: S) -> Iterator[model.DialectCommand]:
-        yield model.FlushContext(self._part(spoken))
+        yield model.FlushContext(spoken.name)
 
     def _close_context(self, name: str) -> Iterator[model.DialectCommand]:
         spoken = self._contexts.get(name)
@@ -170,10 +170,7 @@ class ElevenLabsSocket(Dialect, Generic[S]):
             return
         ends = spoken.flushed and not spoken.closed
         spoken.closed = True
-        yield from (model.EndContext(self._part(spoken)),) if ends else self._cancel(spoken)
-
-    def _cancel(self, spoken: S) -> Iterable[model.DialectCommand]:
-        yield model.CancelContext(self._part(spoken))
+        yield model.EndContext(spoken.name) if ends else model.CancelContext(spoken.name)
 
     def _close_all(self) -> Iterator[model.DialectCommand]:
         if self.single and not self._contexts:
@@ -185,16 +182,9 @@ class ElevenLabsSocket(Dialect, Generic[S]):
     def _end_text(self, spoken: S) -> Iterator[model.DialectCommand]:
         if not spoken.closed:
             spoken.closed = True
-            yield model.EndContext(self._part(spoken))
+            yield model.EndContext(spoken.name)
 
     # --- what becomes of it
-
-    def _part(self, spoken: S) -> str:
-        """Return the id of the context, or of its current part, in this server."""
-        return spoken.name
-
-    def _of(self, part: str) -> S | None:
-        return self._contexts.get(part)
 
     @abstractmethod
     def _send_audio(self, spoken: S, audio: model.ContextAudio) -> model.SendMessage: ...
@@ -211,13 +201,10 @@ class ElevenLabsSocket(Dialect, Generic[S]):
     def _named(self, spoken: S) -> dict[str, str]:
         """The id of a context, as it stands in messages."""
 
-    def _add_words(self, spoken: S, words: tuple[model.TimedWord, ...]) -> None:
-        spoken.words += words
-
     def _dispatch_event(self, spoken: S, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
         match event:
             case model.ContextWords():
-                self._add_words(spoken, event.words)
+                spoken.words += event.words
             case model.ContextAudio():
                 yield self._send_audio(spoken, event)
             case model.ContextFlushed():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
@@ -25,6 +24,11 @@ ENCODINGS = {
 }
 DEFAULT_FORMAT = "mp3_44100_128"
 OUTPUT_FORMAT = re.compile(r"([a-z0-9]{3,4})_(\d{4,5})(?:_(\d{1,3}))?")
+# ``eleven_v3``, ``eleven_flash_v2_5``
+MODEL_VERSION = re.compile(r"_v(\d{1,3})(?:_|$)")
+FIRST_VERSION_WITH_TAGS = 3
+# The form of audio tags.
+BRACKETS = ("brackets",)
 MAX_SEED = 2**32 - 1
 # ElevenLabs' error codes; other errors keep this server's codes.
 STATUSES = {
@@ -87,6 +91,12 @@ def wire_format(name: str) -> RequestedFormat:
     return RequestedFormat(ENCODINGS[found[1]], int(found[2]), int(found[3]) * 1000 if found[3] else None)
 
 
+def audio_tags(model_id: str | None) -> tuple[str, ...]:
+    """Return the inline forms that this model of ElevenLabs reads: from version 3 on, tags in brackets."""
+    version = MODEL_VERSION.search(model_id or "")
+    return BRACKETS if version is not None and int(version[1]) >= FIRST_VERSION_WITH_TAGS else ()
+
+
 def parse_options(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
     """Return the speech options of a query. Raises ``RemoteProtocolError``."""
     return SpeechOptions(
@@ -96,6 +106,7 @@ def parse_options(query: Mapping[str, str], voice: str | None) -> SpeechOptions:
         seed=integer(query, "seed", 0, MAX_SEED),
         word_times=True,
         ssml=is_true(query.get("enable_ssml_parsing")),
+        inline_forms=audio_tags(query.get("model_id")),
     )
 
 
@@ -130,17 +141,6 @@ def characters(words: Iterable[TimedWord], spoken: bool = False) -> list[TimedCh
         if text and not _is_spaceless(text[-1]):
             found.append(TimedChar(" ", word.end_ms, word.end_ms))
     return found
-
-
-def shift_word(word: TimedWord, by_ms: float) -> TimedWord:
-    """The same word, so much later."""
-    return replace(
-        word,
-        start_ms=word.start_ms + by_ms,
-        end_ms=word.end_ms + by_ms,
-        char_ends_ms=tuple(end_ms + by_ms for end_ms in word.char_ends_ms),
-        spoken_ends_ms=tuple(end_ms + by_ms for end_ms in word.spoken_ends_ms),
-    )
 
 
 def alignment(chars: Sequence[TimedChar], base_ms: float) -> dict[str, Any] | None:

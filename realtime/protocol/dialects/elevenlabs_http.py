@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct
 
 from engine.api import ErrorInfo
-from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
 from realtime.protocol.dialects.base import HttpDialect
 from realtime.protocol.dialects.elevenlabs_common import (
     DictionaryLocator,
     ElevenLabsVoiceSettings,
     alignment_s,
+    audio_tags,
     characters,
     error_answer,
     lexicon_names,
@@ -36,6 +35,7 @@ MEDIA_TYPES = {
 
 class ElevenLabsBody(Struct):
     text: str
+    model_id: str | None = None
     language_code: str | None = None
     seed: int | None = None
     voice_settings: ElevenLabsVoiceSettings | None = None
@@ -68,57 +68,12 @@ class ElevenLabsStream(HttpDialect):
     def _build_options(self, body: ElevenLabsBody) -> model.SpeechOptions:
         given = {"language": body.language_code, "seed": body.seed}
         given["speed"] = body.voice_settings.speed if body.voice_settings else None  # type: ignore[assignment]
-        options = replace(self.options, lexicons=lexicon_names(body.pronunciation_dictionary_locators))
-        return replace(options, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-
-
-class ElevenLabsDialogueInput(Struct):
-    text: str
-    voice_id: str | None = None
-
-
-class ElevenLabsDialogueBody(Struct):
-    inputs: list[ElevenLabsDialogueInput]
-    language_code: str | None = None
-    seed: int | None = None
-    pronunciation_dictionary_locators: list[DictionaryLocator] | None = None
-
-
-class ElevenLabsDialogueStream(ElevenLabsStream):
-    """``/v1/text-to-dialogue/stream``: inputs one after the other, each by its voice. To be spoken serially."""
-
-    _num_left = 0
-
-    def receive_message(self, message: model.Message) -> Iterator[model.DialectCommand]:
-        body = parse_json(message, ElevenLabsDialogueBody)
-        parts = list(_by_voice(body.inputs))
-        if not parts:
-            raise RemoteProtocolError("invalid_request", "inputs hold no text", "inputs")
-        if len(parts) > 1 and self.options.format.encoding == "wav":
-            raise RemoteProtocolError("unsupported_format", "a WAV file holds one voice only", "output_format")
-        self._num_left = len(parts)
         options = replace(
             self.options,
-            language=body.language_code or self.options.language,
-            seed=body.seed,
+            inline_forms=audio_tags(body.model_id),
             lexicons=lexicon_names(body.pronunciation_dictionary_locators),
         )
-        for number, (voice, text) in enumerate(parts):
-            yield model.OpenContext(str(number), replace(options, voice=voice))
-            yield model.AppendText(str(number), text, last=True)
-
-    def send_event(self, event: model.DialectEvent) -> Iterator[model.DialectCommand]:
-        if isinstance(event, model.ContextEnded) and event.error is None:
-            self._num_left -= 1
-            if self._num_left:
-                return
-        yield from super().send_event(event)
-
-
-def _by_voice(inputs: Iterable[ElevenLabsDialogueInput]) -> Iterator[tuple[str | None, str]]:
-    """Neighbours of one voice are one text."""
-    for voice, parts in itertools.groupby((part for part in inputs if part.text.strip()), lambda part: part.voice_id):
-        yield voice, " ".join(part.text for part in parts)
+        return replace(options, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 class ElevenLabsTimestampStream(ElevenLabsStream):

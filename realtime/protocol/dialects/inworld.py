@@ -64,6 +64,7 @@ class InworldCreate(Struct, rename="camel"):
             speed=audio.speaking_rate or 1.0,
             word_times=self.timestamp_type in ("WORD", "CHARACTER"),
             ssml=True,
+            inline_forms=("brackets",),
         )
 
 

@@ -10,6 +10,7 @@ from realtime.protocol.dialects import (
     deepgram_flux,
     elevenlabs,
     elevenlabs_dialogue,
+    elevenlabs_dialogue_http,
     elevenlabs_http,
     inworld,
     kyutai,
@@ -46,8 +47,14 @@ DIALECT_ROUTES: tuple[DialectRoute, ...] = (
     DialectRoute(
         "/v1/text-to-speech/{voice_id}/stream/with-timestamps", elevenlabs_http.ElevenLabsTimestampStream, "http"
     ),
-    DialectRoute("/v1/text-to-dialogue", elevenlabs_http.ElevenLabsDialogueStream, "http", serial=True),
-    DialectRoute("/v1/text-to-dialogue/stream", elevenlabs_http.ElevenLabsDialogueStream, "http", serial=True),
+    DialectRoute("/v1/text-to-dialogue", elevenlabs_dialogue_http.ElevenLabsDialogueStream, "http"),
+    DialectRoute("/v1/text-to-dialogue/stream", elevenlabs_dialogue_http.ElevenLabsDialogueStream, "http"),
+    DialectRoute("/v1/text-to-dialogue/with-timestamps", elevenlabs_dialogue_http.DialogueWithTimestamps, "http"),
+    DialectRoute(
+        "/v1/text-to-dialogue/stream/with-timestamps",
+        elevenlabs_dialogue_http.ElevenLabsDialogueTimestampStream,
+        "http",
+    ),
     DialectRoute("/tts/websocket", cartesia.CartesiaDialect),
     DialectRoute("/tts/bytes", cartesia.CartesiaBytes, "http"),
     DialectRoute("/tts/sse", cartesia.CartesiaSse, "http"),

@@ -172,16 +172,17 @@ async def test_an_interruption_ends_all_lines_of_a_dialogue() -> None:
         assert await turn(socket, client, "t1")
 
 
-async def test_more_voices_than_contexts_are_allowed_end_the_dialogue() -> None:
+async def test_a_dialogue_is_one_context_and_one_response() -> None:
     client = CLIENTS["elevenlabs dialogue"]
-    async with (
-        live_server(FakeSpeechEngine(QUICK), dialects__max_contexts_per_connection=3) as live,
-        dial(live, client) as socket,
-    ):
-        inputs = [{"voice_id": voice, "text": text} for voice, text in [*LINES, *LINES]]
-        await send(socket, client, [{"context_id": "t1", "voices": ["ada", "ben"], "inputs": inputs}])
-        audio, said = await hear(socket, client, "t1")
-        assert (audio, said[-2]["error"]) == (b"", "too_many_concurrent_requests")
+    limits = {"dialects__max_contexts_per_connection": 1, "limits__max_active_responses": 1}
+    async with live_server(FakeSpeechEngine(QUICK), **limits) as live, dial(live, client) as socket:
+        inputs = [{"voice_id": voice, "text": text} for voice, text in [*LINES, ("nobody", "Who?"), *LINES]]
+        await send(socket, client, [{"context_id": "t1", "voices": ["ada"], "inputs": inputs}, *client.end("t1")])
+        _, said = await hear(socket, client, "t1")
+        voices = ["ada", "ben"] * 2
+        assert [request.voice for request in live.engine.requests] == [*voices, "ada", *voices]
+        words = "".join(spoken(message) for message in said).split()
+        assert words == " ".join(line["text"] for line in inputs).split()
 
 
 @pytest.mark.parametrize(
@@ -257,11 +258,75 @@ async def test_a_dialogue_over_http_has_many_voices(live: LiveServer) -> None:
         answer = await http.post(f"{path}pcm_24000", json=body, headers=shown)
         assert [request.voice for request in live.engine.requests] == ["ada", "ben", "ada"]
         assert len(answer.content) > 2 * 24_000 * sum(len(text.strip()) for _, text in inputs) * 0.04 * 0.9
-        refused = await http.post(f"{path}wav_24000", json=body, headers=shown)
-        assert (refused.status_code, refused.json()["detail"]["status"]) == (400, "invalid_output_format")
+        file = await http.post(f"{path}wav_24000", json=body, headers=shown)
+        assert file.content.count(b"RIFF") == 1
+        assert len(file.content) > len(answer.content)
         live.engine.script = FakeScript(fail_at_frame=0)
         failed = await http.post(f"{path}pcm_24000", json=body, headers=shown)
         assert (failed.status_code, failed.json()["detail"]["status"]) == (500, "engine_error")
+
+
+@pytest.mark.parametrize("path", ["with-timestamps", "stream/with-timestamps"])
+async def test_times_of_a_dialogue_name_input_and_voice(live: LiveServer, path: str) -> None:
+    inputs = [{"text": text, "voice_id": voice} for voice, text in [("ada", "[sad] Oh no. "), ("ada", " "), *LINES]]
+    async with live.http() as http:
+        shown, address = {"xi-api-key": KEY}, f"/v1/text-to-dialogue/{path}?output_format=pcm_24000"
+        answer = await http.post(address, json={"inputs": inputs}, headers=shown)
+        refused = await http.post(address, json={"inputs": [{"text": " "}]}, headers=shown)
+    assert refused.status_code == 400
+    messages = [json.loads(line) for line in answer.text.splitlines()]
+    said: dict[int, str] = {}
+    last_s = 0.0
+    for message in messages:
+        for segment in message["voice_segments"]:
+            index = segment["dialogue_input_index"]
+            assert segment["voice_id"] == inputs[index]["voice_id"]
+            assert last_s <= segment["start_time_seconds"] <= segment["end_time_seconds"]
+            last_s = segment["start_time_seconds"]
+            start, end = segment["character_start_index"], segment["character_end_index"]
+            said[index] = said.get(index, "") + "".join(message["alignment"]["characters"][start:end])
+    assert said == {0: "Oh no. "} | {index + 2: f"{text} " for index, (_, text) in enumerate(LINES)}
+    assert sum(len(base64.b64decode(message["audio_base64"])) for message in messages) > 24_000
+
+
+TAGS = "[cheerful] Hello [laughs] there. [pause] So."
+TAGGED = [
+    ("/v1/text-to-speech/zoe", {"text": TAGS, "model_id": "eleven_v3"}, True),
+    ("/v1/text-to-speech/zoe", {"text": TAGS, "model_id": "eleven_flash_v2_5"}, False),
+    (
+        "/v1/text-to-speech/zoe?enable_ssml_parsing=true",
+        {"text": f"<speak>{TAGS}</speak>", "model_id": "eleven_v3"},
+        True,
+    ),
+    ("/v1/text-to-speech/zoe", {"text": TAGS}, False),
+    ("/v1/text-to-dialogue", {"inputs": [{"text": TAGS}]}, True),
+    ("/tts/v1/voice:stream", {"text": TAGS, "modelId": "inworld-tts-1"}, True),
+    ("/tts/bytes", {"transcript": TAGS, "output_format": RAW}, False),
+    ("/v1/speak", {"text": TAGS}, False),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "has_tags"), TAGGED)
+async def test_bracket_tags_set_the_tone_where_the_vendor_has_them(
+    live: LiveServer, path: str, body: dict[str, Any], has_tags: bool
+) -> None:
+    async with live.http() as http:
+        answer = await http.post(path, json=body, headers={"xi-api-key": KEY})
+    assert answer.status_code == 200
+    told = [(request.instruct, " ".join(request.text.split())) for request in live.engine.requests]
+    tone = "Tone of voice: cheerful."
+    assert told == ([(tone, "Hello there."), (tone, "So.")] if has_tags else [("", TAGS)])
+
+
+@pytest.mark.parametrize(("model", "has_tags"), [("eleven_v3", True), ("eleven_turbo_v2_5", False)])
+async def test_model_of_a_socket_decides_about_bracket_tags(live: LiveServer, model: str, has_tags: bool) -> None:
+    client = CLIENTS["elevenlabs multi"]
+    client = replace(client, path=f"{client.path}&model_id={model}")
+    async with dial(live, client) as socket:
+        await turn(socket, client, "t1", "[cheerful] Hello there.")
+    [request] = live.engine.requests
+    assert request.text.startswith("[cheerful]") is not has_tags
+    assert request.instruct == ("Tone of voice: cheerful." if has_tags else "")
 
 
 async def test_what_a_client_names_ends_no_header(live: LiveServer) -> None:
