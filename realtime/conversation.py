@@ -65,8 +65,6 @@ class ContextState:
     context_id: str
     settings: SpeechSettings
     last_activity_s: float
-    # Contexts of one track are spoken one after the other.
-    track: str | None = None
     # Commands that wait for the contexts before it; ``None`` once it is its turn.
     pending: list[TextIntent] | None = None
     # True if it passed ``check_can_start`` when it began to wait.
@@ -90,7 +88,7 @@ class Conversation:
     check_can_start: Callable[[], None]
     config: ServerConfig
     wake: Callable[[], None]
-    # True if all contexts are of one track.
+    # True if contexts are spoken one after the other, in the order they were opened.
     serial: bool = False
     # Open contexts in the order they were opened.
     _open: dict[str, ContextState] = field(default_factory=dict)
@@ -177,8 +175,7 @@ class Conversation:
     def _begin(self, intent: model.OpenContext) -> list[model.DialectEvent]:
         if intent.context in self._open:
             return []
-        line = "" if self.serial else intent.track
-        waits: list[TextIntent] | None = [] if self._is_busy(line) else None
+        waits: list[TextIntent] | None = [] if self.serial and self._open else None
         try:
             self._check_capacity()
             settings, warnings = self.resolver.resolve(intent.options)
@@ -186,9 +183,7 @@ class Conversation:
                 self.check_can_start()
         except (RequestRefused, SessionError) as error:
             return [_failed(intent.context, error)]
-        self._open[intent.context] = ContextState(
-            intent.context, settings, now_s(), line, waits, admitted=waits is not None
-        )
+        self._open[intent.context] = ContextState(intent.context, settings, now_s(), waits, admitted=waits is not None)
         return [model.ContextOpened(intent.context, warnings)]
 
     def _create(self, intent: model.CreateResponse) -> list[model.DialectEvent]:
@@ -275,9 +270,6 @@ class Conversation:
         if response is not None:
             response.report_playback(report.played_ms)
         return []
-
-    def _is_busy(self, line: str | None) -> bool:
-        return line is not None and any(context.track == line for context in self._open.values())
 
     def _check_capacity(self) -> None:
         if self._finishing:
@@ -388,17 +380,9 @@ class Conversation:
         return events
 
     def _ready_contexts(self) -> Iterator[ContextState]:
-        while (first := self._next_pending()) is not None:
+        """Return the first context while it waits: none before it speaks."""
+        while (first := next(iter(self._open.values()), None)) is not None and first.pending is not None:
             yield first
-
-    def _next_pending(self) -> ContextState | None:
-        """Return the first waiting context whose track is free."""
-        busy: set[str | None] = {None}
-        for context in self._open.values():
-            if context.track not in busy and context.pending is not None:
-                return context
-            busy.add(context.track)
-        return None
 
     def _drain_pending(self, context: ContextState) -> list[model.DialectEvent]:
         context.last_activity_s = now_s()

@@ -121,8 +121,6 @@ class OpenContext:
 
     context: str
     options: SpeechOptions
-    # Contexts of one track are spoken one after the other, in the order they were opened.
-    track: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class MinimalDialect(Dialect):
         elif text:
             if not self._open:
                 self._open = True
-                yield model.OpenContext(context, self.options, track=self.handshake.query.get("line"))
+                yield model.OpenContext(context, self.options)
             yield model.AppendText(context, text + " ")
         else:
             yield model.EndContext(context)
@@ -123,9 +123,7 @@ async def code_of(socket: ClientConnection) -> tuple[int, list[str | bytes]]:
             return socket.close_code, said
 
 
-@pytest.mark.parametrize(
-    ("path", "in_order"), [("/tiny", True), ("/tiny/at-once", False), ("/tiny/at-once?line=a", True)]
-)
+@pytest.mark.parametrize(("path", "in_order"), [("/tiny", True), ("/tiny/at-once", False)])
 async def test_contexts_speak_in_turn_or_at_once(path: str, in_order: bool) -> None:
     engine = FakeSpeechEngine(SLOW)
     async with live_server(engine) as live, dial(live, path) as socket:
