@@ -25,7 +25,7 @@ RUN_TIMEOUT_S = 150
 # By name: its environment, its program, and the modes of each service. A client that needs TLS makes ``wss`` of every
 # address; a service that is timed tells the times of words. Modes under ``needs_ffmpeg`` decode MP3 with FFmpeg.
 CLIENTS: dict[str, Any] = json.loads((Path(__file__).parent / "clients.json").read_text())
-TIMED_MODES = {"websocket", "flush", "cancel", "contexts", "timestamps", "timestamps_whole"}
+TIMED_MODES = {"websocket", "flush", "cancel", "contexts", "timestamps", "timestamps_whole", "dialogue"}
 
 
 class Run(NamedTuple):

@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, decoded, is_enough, keep_cut, played
 
 RATE = 24_000
+MAX_PAUSE_S = 1.3
+# -44 dBFS
+SILENT = 207
 
 
 def deltas(text: str) -> Iterator[str]:
@@ -76,6 +79,8 @@ def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
             data = [b"".join(stream) for stream in streams]
             assert len(data[0]) < len(data[1]), "the alias is longer"
             return [played(TURNS[0], each, RATE) for each in data]
+        case "dialogue":
+            return elevenlabs_dialogue(client)
         case "voices":
             convert = speech.convert
             return [
@@ -83,6 +88,26 @@ def elevenlabs(url: str, mode: str) -> list[dict[str, object]]:
                 for text, voice in zip(TURNS, elevenlabs_voices(client), strict=False)
             ]
     raise ValueError(mode)
+
+
+def elevenlabs_dialogue(client: object) -> list[dict[str, object]]:
+    """A dialogue of two voices, whole and streamed. Tags are not spoken, and each line names its voice."""
+    from elevenlabs import DialogueInput
+
+    spoken = zip(("zoe", "max"), TURNS, strict=True)
+    lines = [DialogueInput(text=f"[cheerful] {text}", voice_id=voice) for voice, text in spoken]
+    form = {"inputs": lines, "output_format": "pcm_24000"}
+    whole = client.text_to_dialogue.convert_with_timestamps(**form)
+    streamed = list(client.text_to_dialogue.stream_with_timestamps(**form))
+    for answers in ([whole], streamed):
+        segments = [segment for answer in answers for segment in answer.voice_segments]
+        found = [key for key, _ in itertools.groupby(map(voice_of, segments))]
+        assert found == [(0, "zoe"), (1, "max")], segments
+    return [timestamped(" ".join(TURNS), answers) for answers in ([whole], streamed)]
+
+
+def voice_of(segment: object) -> tuple[int, str]:
+    return segment.dialogue_input_index, segment.voice_id
 
 
 def elevenlabs_dictionary(client: object) -> object:
@@ -160,6 +185,14 @@ def cartesia(url: str, mode: str) -> list[dict[str, object]]:
                 played(text, b"".join(generate(transcript=text, **common | {"voice": voice}).iter_bytes()), RATE)
                 for text, voice in zip(TURNS, cartesia_voices(client), strict=False)
             ]
+        case "tags":
+            tagged = TURNS[0].replace("? ", '? <break time="1s"/> '), f'<speed ratio="0.6"/>{TURNS[0]}'
+            plain, paused, slow = (
+                b"".join(client.tts.generate(transcript=text, **common).iter_bytes()) for text in (TURNS[0], *tagged)
+            )
+            check_pause(paused)
+            assert len(slow) > 1.3 * len(plain), "slower speech is longer"
+            return [played(TURNS[0], paused, RATE)]
         case "sse":
             return [of_cartesia(text, client.tts.generate_sse(transcript=text, **common)) for text in TURNS]
         case "float":
@@ -227,6 +260,17 @@ def two_contexts(connection: object, common: dict[str, object]) -> list[dict[str
     return [of_cartesia(text, context.receive()) for text, context in zip(TURNS, contexts, strict=True)]
 
 
+def check_pause(pcm: bytes) -> None:
+    """One pause of a second."""
+    samples = array("h", pcm)
+    runs = [len(list(run)) for is_quiet, run in itertools.groupby(samples, is_silent) if is_quiet]
+    assert 0.95 < max(runs) / RATE < MAX_PAUSE_S, max(runs) / RATE
+
+
+def is_silent(sample: int) -> bool:
+    return abs(sample) < SILENT
+
+
 def as_s16(data: bytes) -> bytes:
     samples = struct.unpack(f"<{len(data) // 4}f", data)
     return array("h", (round(max(-1.0, min(1.0, sample)) * 32_767) for sample in samples)).tobytes()
@@ -260,6 +304,16 @@ def deepgram(url: str, mode: str) -> list[dict[str, object]]:
             played(text, b"".join(speak(text=text, encoding="linear16", container="none", sample_rate=RATE)), RATE)
             for text in TURNS
         ]
+    if mode == "pauses":
+        form = {"encoding": "linear16", "container": "none", "sample_rate": RATE}
+        spelled = TURNS[0].replace("nice", '\\{"word": "nice", "pronounce": "naɪs"\\}')
+        plain, paused, other = (
+            b"".join(client.speak.v1.audio.generate(text=text, **form))
+            for text in (TURNS[0], TURNS[0].replace("? ", "? \\{pause:1s\\} "), spelled)
+        )
+        check_pause(paused)
+        assert len(other) < 1.3 * len(plain), "the form is not spoken"
+        return [played(TURNS[0], each, RATE) for each in (paused, other)]
     return deepgram_v2(client, mode) if mode.startswith("v2") else deepgram_v1(client, mode)
 
 
