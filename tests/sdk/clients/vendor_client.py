@@ -194,7 +194,9 @@ def cartesia(url: str, mode: str) -> list[dict[str, object]]:
             assert len(slow) > 1.3 * len(plain), "slower speech is longer"
             return [played(TURNS[0], paused, RATE)]
         case "sse":
-            return [of_cartesia(text, client.tts.generate_sse(transcript=text, **common)) for text in TURNS]
+            # A stream that is not read to its end is closed by a garbage collection. Within the next request that
+            # waits for a lock which the request itself holds.
+            return [of_cartesia(text, [*client.tts.generate_sse(transcript=text, **common)]) for text in TURNS]
         case "float":
             form = form | {"encoding": "pcm_f32le", "sample_rate": 44_100}
             common = common | {"output_format": form}
