@@ -132,7 +132,10 @@ def test_chunks_are_pieces_of_one_pass(context_blocks: int | None) -> None:
     np.testing.assert_allclose(scores(pcm, seams_of(chunks)), scores(whole, seams_of(chunks)), rtol=0.03)
 
 
-@pytest.mark.parametrize(("context_blocks", "num_pages"), [(None, 60), pytest.param(1, 60, marks=pytest.mark.slow), (None, 7)])
+ONE_BLOCK = pytest.param(1, 60, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("context_blocks", "num_pages"), [(None, 60), ONE_BLOCK, (None, 7)])
 def test_seams_do_not_stand_out(context_blocks: int | None, num_pages: int) -> None:
     """With all blocks as context, with one, and when memory gives out on the way."""
     every = []
