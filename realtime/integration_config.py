@@ -128,6 +128,8 @@ class AgentSettings(SettingsSection, frozen=True):
     first_token_timeout_s: ClassVar[float] = 45.0
     # Maximum time between tokens.
     token_timeout_s: ClassVar[float] = 10.0
+    # Maximum time of a whole answer, thoughts included.
+    max_answer_s: ClassVar[float] = 300.0
     # Time without a first token after which a phrase is spoken, and then again.
     wait_phrase_after_s: ClassVar[float] = 3.0
     wait_phrase_every_s: ClassVar[float] = 10.0

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from realtime.agent.agent_file import AgentFile, AgentTool
 from realtime.agent.backend import Backend, BackendFailed, as_json
+from realtime.agent.thought_filter import ThoughtFilter
 from realtime.integration_config import AgentSettings
 from realtime.protocol.agent_turns import ChatTurn, StartAnswer, ToolCall
 
@@ -92,22 +93,26 @@ class LanguageModel:
 
     async def _attempt(self, request: StartAnswer) -> AsyncGenerator[str | ToolCall, None]:
         calls: dict[int, PartialCall] = {}
-        num_chars = 0
+        thoughts = ThoughtFilter()
+        num_chars, max_chars = 0, self._settings.max_answer_chars
         loop = asyncio.get_running_loop()
+        end_s = loop.time() + self._settings.max_answer_s
         try:
             async with asyncio.timeout(self._settings.first_token_timeout_s) as deadline:
                 body = self._body(request, await self._model_name())
                 async with self._backend.post("/chat/completions", **as_json(body)) as pieces:
                     async for delta in self._deltas(pieces):
-                        deadline.reschedule(loop.time() + self._settings.token_timeout_s)
+                        deadline.reschedule(min(loop.time() + self._settings.token_timeout_s, end_s))
                         for part in delta.tool_calls or ():
                             self._add_call(calls, part)
-                        text = (delta.content or "")[: self._settings.max_answer_chars - num_chars]
-                        if text:
+                        if text := thoughts.push(delta.content or "")[: max_chars - num_chars]:
                             num_chars += len(text)
                             yield text
-                        if num_chars >= self._settings.max_answer_chars:
+                        if num_chars >= max_chars:
                             break
+                if text := thoughts.finish()[: max_chars - num_chars]:
+                    num_chars += len(text)
+                    yield text
         except TimeoutError:
             raise self._backend.failed("did not answer in time") from None
         if not num_chars and not calls:
