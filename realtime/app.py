@@ -18,7 +18,7 @@ from realtime.auth import load_authenticator
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.gateway_hub import HubClient
 from realtime.cluster.link import join_cluster
-from realtime.config import ServerConfig, load_config
+from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import make_server_engine
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.dialects.registry import NATIVE_ROUTE
@@ -75,6 +75,7 @@ def create_app(
     server = SpeechServer(config, engine, keys, counters, gateway, voices)
     switchboard = CallRegistry(config.calls.max_queued_events)
     server.agent = _load_agent(server, switchboard)
+    server.call_agent = server.agent if config.calls.agent == "builtin" else None
     session_relay = SessionRelay(server, switchboard, None if exchange is None else exchange.parent)
     relay = HubClient(switchboard, exchange, config.calls.remote_command_timeout_s)
     audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
@@ -120,6 +121,10 @@ def create_app(
 def _load_agent(server: SpeechServer, switchboard: CallRegistry) -> VoiceAgent | None:
     """Return the agent, if there is one: only then its modules are loaded. Raises ``ConfigError``."""
     settings = server.config.agent
+    if server.config.calls.agent == "builtin":
+        for name, flag in (("llm_url", "--llm"), ("stt_url", "--stt")):
+            if getattr(settings, name) is None:
+                raise ConfigError(f"calls.agent = builtin needs agent.{name} ({flag} URL)")
     if (settings.llm_url, settings.stt_url, settings.file) == (None, None, None):
         return None
     from realtime.agent.voice_agent import load_agent

@@ -232,6 +232,10 @@ class DialectSettings(SettingsSection, frozen=True):
 
 
 class CallSettings(SettingsSection, frozen=True):
+    agent: Annotated[
+        Literal["external", "builtin"],
+        Meta(description="Which agent answers calls and xiaozhi devices: a program of yours, or the built-in one."),
+    ] = "external"
     twilio_auth_token: Annotated[
         str | None, Meta(description="Auth token of Twilio; only streams with its signature are accepted.")
     ] = None

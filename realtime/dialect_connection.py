@@ -251,7 +251,7 @@ class DialectConnection(ResumableConnection):
 
     def _record_first_audio(self, agent: AgentConversation, context: str) -> None:
         if (latency := agent.on_audio(context)) is not None:
-            log.info("turn answered", extra=self._facts() | _latency_facts(latency))
+            log.info("turn answered", extra=self._facts() | {"response_id": latency.context} | latency.fields)
             self._apply_all(self._dialect.send_agent_event(latency))
 
     def _require_session(self) -> None:
@@ -457,16 +457,6 @@ def _facts_of(ended: model.ContextEnded) -> dict[str, object]:
         "code": ended.error and ended.error.code,
         "audio_ms": round(ended.audio_ms),
         "first_audio_ms": ended.first_audio_ms and round(ended.first_audio_ms, 1),
-    }
-
-
-def _latency_facts(latency: agent_turns.AnswerLatency) -> dict[str, object]:
-    return {
-        "response_id": latency.context,
-        "endpointing_ms": latency.endpointing_ms,
-        "stt_ms": latency.stt_ms,
-        "llm_first_token_ms": latency.llm_first_token_ms,
-        "first_audio_ms": latency.first_audio_ms,
     }
 
 

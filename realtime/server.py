@@ -92,6 +92,8 @@ class SpeechServer:
         self._usage_log = None if usage_file is None else UsageLog(Path(usage_file), self.metrics)
         # Set where a language model is configured.
         self.agent: VoiceAgent | None = None
+        # The same where it answers calls.
+        self.call_agent: VoiceAgent | None = None
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.watermark = load_watermark(config.watermark)
         self.registry = SessionRegistry(

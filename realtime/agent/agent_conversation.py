@@ -17,7 +17,7 @@ from realtime.protocol import agent_turns
 from realtime.protocol.agent_turns import AgentEvent
 from sessions.clock import WakeEvent, now_s
 from sessions.errors import LimitExceeded
-from sessions.vad.turns import SpokenTurn, TurnDetection, TurnFormat, TurnInput
+from sessions.vad.turns import PlayoutLevelDb, SpokenTurn, TurnDetection, TurnFormat, TurnInput, no_playout
 from sessions.weak import weak_method
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class TurnTiming:
 class AgentConversation:
     """``handle`` never waits; what comes of it is given by ``next_event``. Call ``close`` and ``aclose``."""
 
-    def __init__(self, agent: VoiceAgent) -> None:
+    def __init__(self, agent: VoiceAgent, playout_level_db: PlayoutLevelDb = no_playout) -> None:
         self._agent = agent
         self._settings = agent.settings
         self._events: deque[AgentEvent] = deque()
@@ -60,6 +60,7 @@ class AgentConversation:
             self._settings.max_turn_s,
             weak_method(self._on_speech),
             weak_method(self._on_turn),
+            playout_level_db,
         )
 
     @property
@@ -104,9 +105,9 @@ class AgentConversation:
         parts = agent_turns.AnswerLatency(
             context, timing.endpointing_ms, timing.stt_ms, timing.llm_first_token_ms, first_audio_ms
         )
-        for part in ("endpointing", "stt", "llm_first_token", "first_audio"):
-            if (value_ms := getattr(parts, f"{part}_ms")) is not None:
-                self._agent.metrics.observe(f"agent_{part}_seconds", value_ms / 1000)
+        for name, value_ms in parts.fields.items():
+            if value_ms is not None:
+                self._agent.metrics.observe(f"agent_{name.removesuffix('_ms')}_seconds", value_ms / 1000)
         return parts
 
     def close(self) -> None:

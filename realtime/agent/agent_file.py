@@ -17,7 +17,8 @@ INSTRUCTIONS = (
 )
 MAX_FILE_BYTES = 262_144
 MAX_TOOLS = 64
-Spoken = Annotated[str, Meta(min_length=1, max_length=300)]
+MAX_PHRASE_CHARS = 300
+Spoken = Annotated[str, Meta(pattern=r"\S", max_length=MAX_PHRASE_CHARS)]
 
 
 class AgentPhrases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +30,8 @@ class AgentPhrases(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     unclear: Spoken = "Sorry, I did not catch that."
     # The language model is slow.
     wait: Spoken = "One moment, please."
+    # Spoken when a call or a device is connected; empty: the caller speaks first.
+    greeting: Annotated[str, Meta(max_length=MAX_PHRASE_CHARS)] = ""
 
 
 class AgentTool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -166,12 +167,13 @@ class LanguageModel:
     def _body(self, request: StartAnswer, model: str) -> dict[str, Any]:
         instructions = request.instructions or self._file.instructions
         turns = newest_turns(request.turns, self._settings.max_history_chars)
-        body: dict[str, Any] = {
-            "model": model,
-            "stream": True,
-            "messages": [{"role": "system", "content": instructions}, *chat_messages(turns)],
-        }
-        if tools := [*request.tools] or [*map(tool_schema, self._file.tools)]:
+        # Templates of models demand that the user begins.
+        opening = [*itertools.takewhile(lambda turn: turn.role == "assistant" and turn.call is None, turns)]
+        system = "\n".join([instructions, *(f"You have said: {turn.text}" for turn in opening)])
+        messages = [{"role": "system", "content": system}, *chat_messages(turns[len(opening) :])]
+        body: dict[str, Any] = {"model": model, "stream": True, "messages": messages}
+        tools = [*request.tools] or [*map(tool_schema, self._file.tools)]
+        if tools and request.tool_choice != "none":  # some servers ignore that choice
             body |= {"tools": tools, "tool_choice": request.tool_choice}
         options = {"temperature": self._file.temperature, "max_tokens": self._file.max_tokens}
         return body | {name: value for name, value in options.items() if value is not None}

@@ -15,6 +15,7 @@ from realtime.config import ConfigError, ServerConfig
 from realtime.protocol.agent_turns import AgentAbility
 from sessions.metrics import Metrics
 from sessions.vad.scheduler import VadScheduler
+from sessions.vad.turns import PlayoutLevelDb, no_playout
 
 log = logging.getLogger("voicewire.agent")
 
@@ -50,8 +51,9 @@ class VoiceAgent:
     def ability(self) -> AgentAbility:
         return "text" if self.recognizer is None else "audio"
 
-    def open_conversation(self) -> AgentConversation:
-        return AgentConversation(self)
+    def open_conversation(self, playout_level_db: PlayoutLevelDb = no_playout) -> AgentConversation:
+        """``playout_level_db``: level of the speech whose echo the user's audio may hold."""
+        return AgentConversation(self, playout_level_db)
 
     async def start(self) -> None:
         """Log a warning if the language model does not answer: it may be started later."""

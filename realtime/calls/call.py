@@ -121,8 +121,8 @@ class CallReply:
 class Call:
     """Carries out commands of agents and gives the messages for the line. No method waits for speech.
 
-    ``on_event`` passes events to the agents. ``send_nowait`` sends a message before all others. ``wake`` asks for a
-    call of ``pop_due``.
+    ``on_event`` passes events to the agents. ``on_first_audio`` receives the id of a reply that begins to sound.
+    ``send_nowait`` sends a message before all others. ``wake`` asks for a call of ``pop_due``.
     """
 
     def __init__(
@@ -135,6 +135,7 @@ class Call:
         *,
         check_can_start: Callable[[], None],
         on_event: Callable[[model.CallEvent], None],
+        on_first_audio: Callable[[str], None],
         send_nowait: Callable[[Message], None],
         hang_up: Callable[[str], None],
         wake: Callable[[], None],
@@ -145,6 +146,7 @@ class Call:
         # Raises ``RequestRefused`` while no reply may begin.
         self._check_can_start = check_can_start
         self._on_event, self._send_nowait, self._hang_up = on_event, send_nowait, hang_up
+        self._on_first_audio = on_first_audio
         self._numbers = itertools.count(1)
         # Replies that wait for their turn.
         self._queue: deque[CallReply] = deque()
@@ -278,6 +280,8 @@ class Call:
     def _apply(self, reply: CallReply, event: ResponseEvent) -> None:
         match event:
             case ResponseAudio():
+                if not reply.num_samples:
+                    self._on_first_audio(reply.reply_id)
                 reply.num_samples += event.num_samples
                 self.line.put(b"".join(event.packets))
             case FlushCompleted() if event.flush < len(reply.marks):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Coroutine, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
+from realtime.calls.builtin_agent import BuiltinAgent
 from realtime.calls.call import Call
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
 from realtime.calls.playout import CallPlayout
@@ -55,6 +57,7 @@ class CallConnection(Connection):
         self._call: Call | None = None
         self._registered: RegisteredCall | None = None
         self._detector: BargeInDetector | None = None
+        self._agent = None if server.call_agent is None else BuiltinAgent(server.call_agent, self._settings.barge_in)
         self._listening = False
         # Number of the last packet of the caller's audio.
         self._last_number = -1
@@ -74,6 +77,8 @@ class CallConnection(Connection):
 
     async def aclose(self) -> None:
         """Close the session and wait until its resources are free."""
+        if self._agent is not None:
+            await self._agent.aclose()
         await self._session.aclose()
 
     def on_tick(self, now_s: float) -> None:
@@ -90,6 +95,9 @@ class CallConnection(Connection):
             self.close("idle_timeout")
         elif self._server.draining and not self._call.is_busy:
             self.close("draining")
+
+    def _background(self) -> Iterable[Coroutine[Any, Any, None]]:
+        return () if self._agent is None else (self._agent.run(),)
 
     def _end(self, info: ErrorInfo, close: CloseCode | None) -> None:
         """Close normally once the call has begun; before that with an error code."""
@@ -145,16 +153,27 @@ class CallConnection(Connection):
                 call.line.on_mark_reached(event.name)
             case model.FlowControl():
                 call.line.set_paused(event.on)
+            case model.RemoteBargeIn() if self._agent is not None:
+                self._agent.interrupt()
             case model.RemoteBargeIn():
                 call.barge_in()
             case model.TextReceived():
                 call.on_text(event.text)
+            case model.ListeningStarted() if self._agent is not None:
+                self._agent.start_listening(event.is_manual)
+            case model.ListeningStopped() if self._agent is not None:
+                self._agent.stop_listening()
 
     def _process_caller_audio(self, call: Call, audio: model.CallerAudioReceived) -> None:
-        """Pass audio to the voice activity detection. Repeated and late packets are dropped, lost ones not replaced."""
-        if self._is_late(audio.number) or self._detector is None:
+        """Pass audio to the agent, or to the voice activity detection. Repeated and late packets are dropped, lost ones
+        not replaced."""
+        if self._is_late(audio.number):
             return
-        if call.is_busy:
+        if self._agent is not None:
+            self._agent.push_audio(audio.data)
+        elif self._detector is None:
+            return
+        elif call.is_busy:
             self._listening = True
             self._switchboard.vad_scheduler.push(
                 self._detector, audio.data, call.barge_in, call.line.playout_level_db()
@@ -197,12 +216,15 @@ class CallConnection(Connection):
             self._server.config,
             check_can_start=self._server.check_not_draining,
             on_event=weak_method(self._publish_event),
+            on_first_audio=weak_method(self._record_first_audio),
             send_nowait=weak_method(self._send_clear),
             hang_up=weak_method(self._hang_up),
             wake=self._to_write.set,
         )
         self._registered = RegisteredCall(self._caller.name, connected, self._call.handle_command)
-        if self._settings.barge_in:
+        if self._agent is not None:
+            self._agent.start(self._call)
+        elif self._settings.barge_in:
             self._detector = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._settings))
         self._entered.enter_context(self._switchboard.connected(self._registered))
         self._to_write.set()
@@ -215,10 +237,19 @@ class CallConnection(Connection):
     def _publish_event(self, event: model.CallEvent) -> None:
         if self._registered is not None:
             self._switchboard.publish(self._registered, event)
+        if self._agent is not None:
+            self._agent.on_call_event(event)
+
+    def _record_first_audio(self, reply_id: str) -> None:
+        if self._agent is not None and (latency := self._agent.on_first_audio(reply_id)) is not None:
+            facts = {"session_id": self._session.session_id, "dialect": self._dialect.name, "response_id": reply_id}
+            log.info("turn answered", extra={**facts, **latency.fields})
 
     def _stop(self) -> None:
         """Publish the end of the call once, and remove the call."""
         super()._stop()
+        if self._agent is not None:
+            self._agent.close()
         if self._call is None or self._registered is None:
             return
         reason = self._close_reason.text if self._close_reason is not None else self._reason

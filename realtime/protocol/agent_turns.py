@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 AgentAbility = Literal["none", "text", "audio"]
 ChatRole = Literal["system", "user", "assistant", "tool"]
 # What is spoken in place of an answer.
-Phrase = Literal["failed", "unclear"]
+Phrase = Literal["failed", "unclear", "greeting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,12 @@ class AnswerLatency:
     llm_first_token_ms: float | None = None
     # From the last speech, or from ``StartAnswer``, to the first audio.
     first_audio_ms: float | None = None
+
+    @property
+    def fields(self) -> dict[str, float | None]:
+        """Return the latencies by name."""
+        names = ("endpointing_ms", "stt_ms", "llm_first_token_ms", "first_audio_ms")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)

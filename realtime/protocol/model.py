@@ -546,6 +546,19 @@ class TextReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class ListeningStarted:
+    """The device sends what its user says from now on."""
+
+    # True if its user marks the end, by ``ListeningStopped``.
+    is_manual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningStopped:
+    """The device's user has finished."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnded:
     reason: str = "caller"
 
@@ -558,6 +571,8 @@ TelephonyEvent = (
     | FlowControl
     | RemoteBargeIn
     | TextReceived
+    | ListeningStarted
+    | ListeningStopped
     | StreamEnded
 )
 

@@ -12,6 +12,7 @@ from engine.api import CodedError, InvalidRequest
 from sessions.clock import TICK_S, WakeEvent, now_s
 from sessions.errors import LimitExceeded
 from sessions.vad.barge_in import BargeInDetector, BargeInSettings
+from sessions.vad.energy import SILENCE_DB
 from sessions.vad.scheduler import VadScheduler
 from sessions.vad.silero import load_model
 
@@ -20,6 +21,13 @@ SLICE_MS = 32
 # Speech that has passed when its onset is detected.
 ONSET_MS = 64
 MIN_TURN_MS = 100
+# Level of the playout whose echo may be in the speaker's audio, relative to full scale.
+PlayoutLevelDb = Callable[[], float]
+
+
+def no_playout() -> float:
+    """The level where no echo returns, because the client cancels it."""
+    return SILENCE_DB
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +84,12 @@ class TurnInput:
         max_turn_s: int,
         on_speech: Callable[[bool, int], None],
         on_turn: Callable[[SpokenTurn], None],
+        playout_level_db: PlayoutLevelDb = no_playout,
     ) -> None:
         """``on_speech`` receives that speech began (True) or ended, and the position in milliseconds; ``on_turn`` the
         turns whose ends were detected."""
         self._scheduler, self._settings, self._max_turn_s = scheduler, settings, max_turn_s
-        self._on_speech, self._on_turn = on_speech, on_turn
+        self._on_speech, self._on_turn, self._playout_level_db = on_speech, on_turn, playout_level_db
         self._wake = WakeEvent()
         # Not processed yet, in slices.
         self._incoming: deque[bytes] = deque()
@@ -155,7 +164,7 @@ class TurnInput:
             self._reset_detector()
 
     async def _process(self, data: bytes, detector: BargeInDetector) -> None:
-        self._scheduler.push(detector, data, _ignore_onset)
+        self._scheduler.push(detector, data, _ignore_onset, self._playout_level_db())
         while detector.pending:  # noqa: ASYNC110  its windows run with those of others, between two ticks
             await asyncio.sleep(TICK_S)
         if self._detector is not detector or not self._incoming or self._incoming[0] is not data:

@@ -80,7 +80,7 @@ class OpenAIResponse:
         elif error is not None:
             fields = error_fields(error)
             details = {"type": "failed", "error": {name: fields[name] for name in ("type", "code", "message")}}
-        latency = {} if self.latency is None else {"latency": latency_fields(self.latency)}
+        latency = {} if self.latency is None else {"latency": self.latency.fields}
         return {
             "object": "realtime.response",
             "id": self.response_id,
@@ -91,11 +91,6 @@ class OpenAIResponse:
             "metadata": self.metadata,
             "usage": None if status == "in_progress" else _usage(len(self.text)),
         } | latency
-
-
-def latency_fields(latency: AnswerLatency) -> dict[str, float | None]:
-    names = ("endpointing_ms", "stt_ms", "llm_first_token_ms", "first_audio_ms")
-    return {name: getattr(latency, name) for name in names}
 
 
 def _usage(num_chars: int) -> dict[str, Any]:

@@ -62,8 +62,8 @@ class XiaozhiDialect(base.TelephonyDialect):
             case "abort":
                 self.require_start("abort")
                 return [model.RemoteBargeIn()]
-            case "listen" if found.get("state") == "detect":
-                return self._detected(found.get("text"))
+            case "listen":
+                return self._listen(found)
             case "goodbye":
                 return [model.StreamEnded()]
         return []
@@ -99,8 +99,18 @@ class XiaozhiDialect(base.TelephonyDialect):
             raise RemoteProtocolError("unsupported_format", "audio_params.format must be opus", "audio_params.format")
         return self.start(self.session_id, LINE, self._parameters)
 
-    def _detected(self, text: object) -> list[model.TelephonyEvent]:
+    def _listen(self, listen: Mapping[str, Any]) -> list[model.TelephonyEvent]:
         self.require_start("listen")
+        match listen.get("state"):
+            case "start":
+                return [model.ListeningStarted(listen.get("mode") == "manual")]
+            case "stop":
+                return [model.ListeningStopped()]
+            case "detect":
+                return self._detected(listen.get("text"))
+        return []
+
+    def _detected(self, text: object) -> list[model.TelephonyEvent]:
         if not isinstance(text, str) or not text:
             return []
         if len(text) > MAX_TEXT_CHARS:

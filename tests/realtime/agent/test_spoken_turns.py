@@ -10,7 +10,6 @@ import wave
 from io import BytesIO
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sessions.audio.g711 import pcm_to_mulaw
@@ -27,17 +26,6 @@ SILENCE = bytes(RATE * 2)
 VAD = {"type": "server_vad", "silence_duration_ms": 500}
 # Sent at once; generated slowly enough that turns can interrupt it.
 LONG = ScriptedAnswer("This is a long answer that goes on and on and on. " * 5, speed=10)
-
-
-@pytest.fixture(scope="module")
-def line_speech() -> Pcm:
-    """About 1.5 s of speech at 8 kHz."""
-    from training.flite import SAMPLE_RATE_HZ, available, synthesize
-
-    if not available():
-        pytest.skip("flite is not installed")
-    pcm = np.asarray(synthesize("Wait a moment, please.", "slt").pcm, np.float32) / 32768
-    return Resampler(SAMPLE_RATE_HZ, 8_000).push(pcm)
 
 
 @pytest.fixture(scope="module")
