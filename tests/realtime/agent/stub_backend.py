@@ -45,6 +45,11 @@ class StubBackend:
     chats: list[dict[str, Any]] = field(default_factory=list)
     recordings: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    # Before each event of an answer; they repeat.
+    gaps_s: tuple[float, ...] = RECORDED_GAPS_S
+    # Used in place of the scripts: the answer to a text of the user, and the text of a recording, in a thread.
+    answer_to: Callable[[str], ScriptedAnswer] | None = None
+    recognize: Callable[[bytes], str] | None = None
 
     @property
     def url(self) -> str:
@@ -68,15 +73,22 @@ class StubBackend:
             send_json(writer, 200, {"data": [{"id": "small"}, {"id": "large"}]})
         elif path.endswith("/chat/completions"):
             self.chats.append(json.loads(body))
-            await self._chat(self.answers.popleft() if self.answers else ScriptedAnswer(), writer)
+            await self._chat(self._next_answer(), writer)
         else:
             assert path.endswith("/audio/transcriptions"), path
             self.recordings.append(body[body.index(b"RIFF") :])
+            if self.recognize is not None:
+                self.transcripts.append(await asyncio.to_thread(self.recognize, self.recordings[-1]))
             said = self.transcripts.popleft() if self.transcripts else "hello"
             if said is None:
                 await asyncio.Event().wait()
             status = said if isinstance(said, int) else 200
             send_json(writer, status, {"text": said})
+
+    def _next_answer(self) -> ScriptedAnswer:
+        if self.answer_to is not None:
+            return self.answer_to(self.chats[-1]["messages"][-1]["content"])
+        return self.answers.popleft() if self.answers else ScriptedAnswer()
 
     async def _chat(self, answer: ScriptedAnswer, writer: asyncio.StreamWriter) -> None:
         if answer.status != 200:
@@ -88,7 +100,7 @@ class StubBackend:
                 await asyncio.Event().wait()
             if number == answer.breaks_at:
                 raise ConnectionResetError
-            await asyncio.sleep(RECORDED_GAPS_S[number % len(RECORDED_GAPS_S)] / answer.speed)
+            await asyncio.sleep(self.gaps_s[number % len(self.gaps_s)] / answer.speed)
             writer.write(b"%x\r\n%s\r\n" % (len(data), data))
             await writer.drain()
         writer.write(b"0\r\n\r\n")
