@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, get_args
 
 import openai
@@ -88,10 +88,15 @@ def spoken(response: dict[str, Any]) -> str:
     return "".join(part["transcript"] for item in items for part in item["content"])
 
 
+def agent_client(live: LiveServer, key: str = "none") -> AbstractAsyncContextManager[AgentClient]:
+    return connected_client(live.url, key)
+
+
 @asynccontextmanager
-async def agent_client(live: LiveServer, key: str = "none") -> AsyncIterator[AgentClient]:
+async def connected_client(url: str, key: str = "none") -> AsyncIterator[AgentClient]:
+    """A client of the server at ``ws://HOST:PORT``."""
     client = openai.AsyncOpenAI(
-        base_url=f"http://127.0.0.1:{live.port}/v1", websocket_base_url=f"{live.url}/v1", api_key=key, max_retries=0
+        base_url=f"{url.replace('ws', 'http', 1)}/v1", websocket_base_url=f"{url}/v1", api_key=key, max_retries=0
     )
     async with client, client.realtime.connect(model="voicewire") as opened:
         connected = AgentClient(opened)
