@@ -15,6 +15,7 @@ RETRYABLE_CODES = frozenset(
         "engine_dead",
         "engine_timeout",
         "voices_unavailable",
+        "lexicons_unavailable",
         "bad_checkpoint",
         "llm_failed",
         "stt_failed",

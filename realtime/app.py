@@ -17,7 +17,7 @@ from engine.api import SpeechEngine, SpeechError
 from realtime.auth import load_authenticator
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.gateway_hub import HubClient
-from realtime.cluster.link import join_cluster
+from realtime.cluster.membership import join_cluster
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import make_server_engine
 from realtime.mqtt.bridge import MqttBridge
@@ -71,8 +71,8 @@ def create_app(
     keys = load_authenticator(config.auth)
     if tally is None:
         tally = QuotaCounters(LocalUsageCounters(), WindowedCounts.in_memory(keys.quota_names))
-    counters, voices, cluster = join_cluster(config, keys, tally)
-    server = SpeechServer(config, engine, keys, counters, gateway, voices)
+    cluster = join_cluster(config, keys, tally)
+    server = SpeechServer(config, engine, keys, cluster.counters, gateway, cluster.voices, cluster.lexicons)
     switchboard = CallRegistry(config.calls.max_queued_events)
     server.agent = _load_agent(server, switchboard)
     server.call_agent = server.agent if config.calls.agent == "builtin" else None
@@ -91,7 +91,7 @@ def create_app(
             if server.agent is not None:
                 await server.agent.start()
             async with AsyncExitStack() as services:
-                await services.enter_async_context(cluster)
+                await services.enter_async_context(cluster.context)
                 for service in (relay, session_relay, audiosocket, mqtt, wyoming, device_ports):
                     await services.enter_async_context(service.open())
                 yield

@@ -123,6 +123,7 @@ RULES: dict[str, ErrorRule] = {
     "engine_timeout": ErrorRule(S, 504, None, "the engine made no sound for `engine_timeout_s`"),
     "engine_dead": ErrorRule(S, 503, None, "the engine stopped and is being restarted; replies that have begun go on"),
     "voices_unavailable": ErrorRule(S, 503, None, "stored voices cannot be compared with other gateways; try again"),
+    "lexicons_unavailable": ErrorRule(S, 503, None, "lexicons cannot be compared with other gateways; try again"),
     "engine_error": ErrorRule(S, 500, None, "the engine failed on this request"),
     "bad_checkpoint": ErrorRule(S, 500, None, "a model folder that cannot be served"),
     "llm_failed": ErrorRule(S, 502, None, "the agent's language model failed, or did not answer in time"),

@@ -72,6 +72,7 @@ class SpeechServer:
         tally: UsageCounters | None = None,
         gateway: int = 0,
         voices: VoiceStore | None = None,
+        lexicons: LexiconStore | None = None,
     ) -> None:
         """``gateway`` is the number of this process among those of the server. Raises ``ConfigError``."""
         self.config = config
@@ -83,7 +84,7 @@ class SpeechServer:
         self.voices = voices or VoiceStore(
             voices_folder(config.voices.folder), config.voices.max_voices, config.voices.max_voices_per_key
         )
-        self.lexicons = LexiconStore(voices_folder(config.voices.folder) / LEXICON_FOLDER)
+        self.lexicons = lexicons or LexiconStore(voices_folder(config.voices.folder) / LEXICON_FOLDER)
         token_ttl_s = config.limits.max_session_duration_s + config.limits.resume_grace_s
         self.resumption = ResumptionTable(gatekeeper.derive_secret(RESUME_PURPOSE), gateway, token_ttl_s)
         # Set where there are other gateways.

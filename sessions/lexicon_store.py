@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SUFFIX = ".json"
+VERSION_SUFFIX = ".version"
 # Beside the voices of keys.
 LEXICON_FOLDER = "lexicons"
 MAX_LEXICONS = 10_000
@@ -33,7 +34,6 @@ MAX_CACHED_LEXICONS = 64
 MAX_VERSIONS = 10
 # Of one response.
 MAX_NAMED_LEXICONS = 4
-_VERSION_SUFFIX = ".version"
 _VERSION_CHARS = 12
 _VERSION = re.compile(rf"[0-9a-f]{{{_VERSION_CHARS}}}")
 _UNREADABLE = (msgspec.DecodeError, UnicodeError)
@@ -100,7 +100,7 @@ class LexiconStore:
     def __init__(self, folder: Path) -> None:
         self._files = OwnedFiles(folder, SUFFIX)
         # Earlier contents, and the current one once more.
-        self._versions = OwnedFiles(folder, _VERSION_SUFFIX)
+        self._versions = OwnedFiles(folder, VERSION_SUFFIX)
         self._lexicons = FileCache(_read_lexicon, _UNREADABLE, MAX_CACHED_LEXICONS)
 
     def find(self, owner: str, name: str) -> StoredLexicon | None:

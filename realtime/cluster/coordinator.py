@@ -1,7 +1,7 @@
-"""The coordinator of a cluster: it leases the limits of keys to gateways and holds the voices that all of them have.
+"""The coordinator of a cluster: it leases the limits of keys to gateways and holds the files that all of them have.
 
-A replica calls ``sync`` again and again. An answer is a lease: until it has passed the replica may use the places and
-voices that it knows. A change of the voices is over when each replica has it, or its lease has passed.
+A replica calls ``sync`` again and again. An answer is a lease: until it has passed the replica may use the places, the
+voices and the lexicons that it knows. A change of files is over when each replica has it, or its lease has passed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,24 @@ from msgspec import Struct, msgpack
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.cluster.limit_leases import FORGET_S, LEASE_S, Lease, LimitLeases, Usage
+from realtime.cluster.stored_files import (
+    FileChange,
+    FileCommand,
+    FileKey,
+    FileOutcome,
+    StoredFiles,
+    carry_out,
+)
 from sessions.owned_files import Version
-from sessions.voices.store import VoiceStore
-from sessions.voices.voice_file import parse_voice
 
 log = logging.getLogger("voicewire.cluster")
 
 # Longest time that an answer waits for a change.
 SYNC_WAIT_S = 0.25
 SCAN_INTERVAL_S = 1.0
+# Of one answer. The last file may exceed the bytes.
 MAX_CHANGES = 64
+MAX_CHANGE_BYTES = 16 * 2**20
 
 
 class SyncRequest(Struct, frozen=True, tag=True):
@@ -34,37 +42,19 @@ class SyncRequest(Struct, frozen=True, tag=True):
     # Version of the lease that is applied.
     applied: int = 0
     usage: dict[str, Usage] = {}
-    # Of the coordinator that the voices are from, and their version.
+    # Of the coordinator that the files are from, and their version.
     epoch: str = ""
-    voices: int = 0
-
-
-class VoiceChange(Struct, frozen=True):
-    owner: str
-    name: str
-    # Content of the file; ``None`` when the voice has gone.
-    data: bytes | None
+    files: int = 0
 
 
 class SyncAnswer(Struct, frozen=True):
     lease: Lease
     epoch: str
-    # Version of the voices after ``changes``.
-    voices: int
-    changes: list[VoiceChange] = []
+    # Version of the files after ``changes``.
+    files: int
+    changes: list[FileChange] = []
     # Whether there are no more changes yet.
     is_complete: bool = True
-
-
-class PutVoice(Struct, frozen=True, tag=True):
-    data: bytes
-    max_voices: int
-    max_voices_per_key: int
-
-
-class RemoveVoice(Struct, frozen=True, tag=True):
-    owner: str
-    name: str
 
 
 class RemoveReplica(Struct, frozen=True, tag=True):
@@ -73,17 +63,10 @@ class RemoveReplica(Struct, frozen=True, tag=True):
     replica: str
 
 
-VoiceCommand = PutVoice | RemoveVoice
+Message = SyncRequest | FileCommand | RemoveReplica
 
 
-class VoiceOutcome(Struct, frozen=True):
-    """``error`` of a command that failed; else whether there was such a voice."""
-
-    existed: bool = False
-    error: ErrorInfo | None = None
-
-
-class ReplicaVoices(Struct):
+class ReplicaFiles(Struct):
     """What a replica has acknowledged, and when it called last."""
 
     version: int = 0
@@ -91,7 +74,7 @@ class ReplicaVoices(Struct):
 
 
 class Coordinator:
-    """State of the leases, and of the voices in ``folder``. All methods run on one event loop.
+    """State of the leases, and of the files in ``folder``. All methods run on one event loop.
 
     The successor of a coordinator that has died grants nothing until the leases of that one have passed.
     """
@@ -102,68 +85,63 @@ class Coordinator:
         self._alone_from_s = clock() + (LEASE_S if is_successor else 0.0)
         self._leases = LimitLeases(self._alone_from_s, time.time_ns())
         self._epoch = secrets.token_hex(8)
-        self._store = VoiceStore(folder)
-        self._files: dict[tuple[str, str], Version] = {}
-        # Version of the last change by owner and name, in order; also of voices that have gone.
-        self._changes: dict[tuple[str, str], int] = {}
+        self._stored = StoredFiles(folder)
+        self._files: dict[FileKey, Version] = {}
+        # Version of the last change of each file, in order; also of files that have gone.
+        self._changes: dict[FileKey, int] = {}
         self._version = 0
         self._scanned_s = -SCAN_INTERVAL_S
         self._scanning = asyncio.Lock()
-        self._replicas: dict[str, ReplicaVoices] = {}
+        self._replicas: dict[str, ReplicaFiles] = {}
         self._moved = asyncio.Condition()
 
     async def handle(self, message: bytes) -> bytes:
         """Answer an encoded request."""
-        match msgpack.decode(message, type=SyncRequest | PutVoice | RemoveVoice | RemoveReplica):
+        match msgpack.decode(message, type=Message):
             case SyncRequest() as request:
                 return msgpack.encode(await self.sync(request))
             case RemoveReplica(replica):
                 await self.remove_replica(replica)
                 return b""
             case command:
-                return msgpack.encode(await self.change_voice(command))
+                return msgpack.encode(await self.change_file(command))
 
     async def sync(self, request: SyncRequest) -> SyncAnswer:
         """Renew the lease of a replica; returns the changes since its version, at once if there are any."""
         begun_s = self._clock()
-        known = request.voices if request.epoch == self._epoch else 0
-        self._replicas[request.replica] = ReplicaVoices(known, begun_s)
+        known = request.files if request.epoch == self._epoch else 0
+        self._replicas[request.replica] = ReplicaFiles(known, begun_s)
         await self._notify()
         await self._scan(SCAN_INTERVAL_S)
         if known == self._version:
             await self._wait(lambda: known != self._version, SYNC_WAIT_S)
         lease = self._leases.renew(request.replica, request.applied, request.usage, self._clock())
-        changed = [key for key, version in self._changes.items() if version > known][:MAX_CHANGES]
-        version = self._changes[changed[-1]] if changed else self._version
-        changes = await asyncio.to_thread(self._read, changed)
+        changed = [(key, version) for key, version in self._changes.items() if version > known]
+        last = self._version
+        changes = await asyncio.to_thread(self._read, [key for key, _ in changed[:MAX_CHANGES]])
+        version = changed[len(changes) - 1][1] if changes else last
         return SyncAnswer(lease, self._epoch, version, changes, version == self._version)
 
-    async def change_voice(self, command: VoiceCommand) -> VoiceOutcome:
+    async def change_file(self, command: FileCommand) -> FileOutcome:
         """Carry out a command, and wait until every replica has it or knows that it is behind."""
         try:
-            existed = await asyncio.to_thread(self._carry_out, command)
+            outcome = await asyncio.to_thread(carry_out, command, self._folder)
         except SpeechError as error:
-            return VoiceOutcome(error=error.info)
+            return FileOutcome(error=error.info)
         except OSError as error:
-            log.warning("a voice could not be stored", extra={"error": type(error).__name__})
-            return VoiceOutcome(error=ErrorInfo("internal_error", "the voice could not be stored"))
+            log.warning("a file of the cluster could not be stored", extra={"error": type(error).__name__})
+            return FileOutcome(error=ErrorInfo("internal_error", "the file could not be stored"))
         await self._scan(0)
         version = self._version
         while not self._has_spread(version):
             await self._wait(lambda: self._has_spread(version), SYNC_WAIT_S)
-        return VoiceOutcome(existed)
+        return outcome
 
     async def remove_replica(self, replica: str) -> None:
         """Drop the leases of a replica that has ended."""
         self._leases.remove(replica)
         self._replicas.pop(replica, None)
         await self._notify()
-
-    def _carry_out(self, command: VoiceCommand) -> bool:
-        if isinstance(command, RemoveVoice):
-            return self._store.remove(command.owner, command.name)
-        VoiceStore(self._folder, command.max_voices, command.max_voices_per_key).add(parse_voice(command.data))
-        return False
 
     def _has_spread(self, version: int) -> bool:
         now_s = self._clock()
@@ -179,7 +157,7 @@ class Coordinator:
             if self._clock() - self._scanned_s < max_age_s:
                 return
             self._scanned_s = self._clock()
-            files = await asyncio.to_thread(self._store.versions)
+            files = await asyncio.to_thread(self._stored.versions)
             changed = [key for key in {**self._files, **files} if self._files.get(key) != files.get(key)]
             self._files = files
             for key in changed:
@@ -189,8 +167,16 @@ class Coordinator:
         if changed:
             await self._notify()
 
-    def _read(self, keys: list[tuple[str, str]]) -> list[VoiceChange]:
-        return [VoiceChange(owner, name, self._store.read_file(owner, name)) for owner, name in keys]
+    def _read(self, keys: list[FileKey]) -> list[FileChange]:
+        """Read as many of these files as an answer may have, at least one."""
+        changes: list[FileChange] = []
+        num_bytes = 0
+        for key in keys:
+            changes.append(self._stored.read(key))
+            num_bytes += len(changes[-1].data or b"")
+            if num_bytes > MAX_CHANGE_BYTES:
+                break
+        return changes
 
     async def _notify(self) -> None:
         async with self._moved:

@@ -1,6 +1,6 @@
 """The link between the gateway of a cluster and its replica, which talks to the coordinator: a Unix socket.
 
-The gateway asks for its lease a few times a second, and sends changes of voices. It needs neither Ray nor a network.
+The gateway asks for its lease a few times a second, and sends changes of files. It needs neither Ray nor a network.
 """
 
 from __future__ import annotations
@@ -11,31 +11,17 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
 from msgspec import DecodeError, Struct, msgpack
 
 from engine.api import CodedError
-from realtime.auth import Authenticator
-from realtime.cluster.coordinator import (
-    PutVoice,
-    RemoveReplica,
-    RemoveVoice,
-    SyncAnswer,
-    SyncRequest,
-    VoiceChange,
-    VoiceCommand,
-    VoiceOutcome,
-)
-from realtime.cluster.leased_counters import LeasedUsageCounters, leased_limits
+from realtime.cluster.coordinator import RemoveReplica, SyncAnswer, SyncRequest
+from realtime.cluster.leased_counters import LeasedUsageCounters
 from realtime.cluster.limit_leases import LEASE_S, Lease, Usage
-from realtime.config import ServerConfig
-from sessions.admission import UsageCounters
-from sessions.voices.store import VoiceStore
-from sessions.voices.voice import StoredVoice
-from sessions.voices.voice_file import CorruptVoiceFile, parse_voice, to_bytes, voices_folder
+from realtime.cluster.stored_files import FileChange, FileCommand, FileKey, FileOutcome, StoredFiles
 
 log = logging.getLogger("voicewire.cluster")
 
@@ -49,7 +35,6 @@ RETRY_S = 0.5
 SYNC_TIMEOUT_S = 3.0
 # A change waits for a coordinator that restarts, and then for the leases of replicas that it cannot reach.
 CHANGE_TIMEOUT_S = 2 * LEASE_S + 5.0
-RETRY_AFTER_MS = 1_000
 
 # Sends an encoded request to the coordinator and returns the answer. Raises ``OSError`` after that many seconds.
 Call = Callable[[bytes, float], bytes]
@@ -68,21 +53,21 @@ class Validity(Struct, frozen=True):
 
     lease: Lease = Lease()
     limits_until_s: float = 0.0
-    voices_until_s: float = 0.0
+    files_until_s: float = 0.0
 
 
 class ReplicaLink:
-    """The replica's side: keeps the lease and a copy of the voices up to date, and answers the gateway's processes."""
+    """The replica's side: keeps the lease and a copy of the files up to date, and answers the gateway's processes."""
 
     def __init__(self, name: str, folder: Path, call: Call) -> None:
         self._name, self._call = name, call
         self.address = folder / "link"
         self.voices_folder = folder / VOICES
-        self._store = VoiceStore(self.voices_folder, max_voices=2**31, max_voices_per_key=2**31)
+        self._files = StoredFiles(self.voices_folder)
         self._validity = Validity()
         self._epoch, self._version = "", 0
-        # Voices of an earlier coordinator that this one has not named yet.
-        self._unconfirmed: set[tuple[str, str]] = set()
+        # Files of an earlier coordinator that this one has not named yet.
+        self._unconfirmed: set[FileKey] = set()
         self._lock = threading.Lock()
         # Last exchange of each process, and when it was.
         self._exchanges: dict[int, tuple[float, Exchange]] = {}
@@ -116,7 +101,7 @@ class ReplicaLink:
     def _answer(self, connection: Connection) -> None:
         with connection, suppress(OSError, EOFError, DecodeError):
             message = connection.recv_bytes()
-            match msgpack.decode(message, type=Exchange | PutVoice | RemoveVoice):
+            match msgpack.decode(message, type=Exchange | FileCommand):
                 case Exchange() as exchange:
                     connection.send_bytes(msgpack.encode(self._exchange(exchange)))
                 case _:
@@ -143,19 +128,19 @@ class ReplicaLink:
         sent_s = time.monotonic()
         answer = msgpack.decode(self._call(msgpack.encode(self._request()), SYNC_TIMEOUT_S), type=SyncAnswer)
         if answer.epoch != self._epoch:
-            self._unconfirmed = set(self._store.versions())
+            self._unconfirmed = set(self._files.versions())
         for change in answer.changes:
-            self._apply(change)
-            self._unconfirmed.discard((change.owner, change.name))
+            self._files.apply(change)
+            self._unconfirmed.discard(change.key)
         if answer.is_complete:
-            for owner, name in self._unconfirmed:
-                self._store.remove(owner, name)
+            for key in self._unconfirmed:
+                self._files.apply(FileChange(key, None))
             self._unconfirmed = set()
-        self._epoch, self._version = answer.epoch, answer.voices
+        self._epoch, self._version = answer.epoch, answer.files
         until_s = sent_s + LEASE_S
         with self._lock:
-            voices_until_s = until_s if answer.is_complete else self._validity.voices_until_s
-            self._validity = Validity(answer.lease, until_s, voices_until_s)
+            files_until_s = until_s if answer.is_complete else self._validity.files_until_s
+            self._validity = Validity(answer.lease, until_s, files_until_s)
 
     def _request(self) -> SyncRequest:
         now_s = time.monotonic()
@@ -171,22 +156,13 @@ class ReplicaLink:
         applied = min((exchange.applied for exchange in exchanges), default=0)
         return SyncRequest(self._name, applied, usage, self._epoch, self._version)
 
-    def _apply(self, change: VoiceChange) -> None:
-        self._store.remove(change.owner, change.name)
-        if change.data is None:
-            return
-        try:
-            self._store.add(parse_voice(change.data))
-        except CorruptVoiceFile:
-            log.warning("a voice of the cluster cannot be read", extra={"file": change.name})
-
 
 class ClusterLink:
     """The gateway's side."""
 
     def __init__(self, address: Path) -> None:
         self._address = address
-        self._voices_until_s = 0.0
+        self._files_until_s = 0.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ClusterLink | None:
@@ -194,8 +170,8 @@ class ClusterLink:
         return cls(Path(path)) if path else None
 
     @property
-    def has_current_voices(self) -> bool:
-        return time.monotonic() < self._voices_until_s
+    def has_current_files(self) -> bool:
+        return time.monotonic() < self._files_until_s
 
     @asynccontextmanager
     async def open(self, counters: LeasedUsageCounters) -> AsyncIterator[None]:
@@ -215,66 +191,25 @@ class ClusterLink:
                 answer = await asyncio.to_thread(self._send, exchange, EXCHANGE_TIMEOUT_S)
                 validity = msgpack.decode(answer, type=Validity)
                 counters.renew(validity.lease, validity.limits_until_s)
-                self._voices_until_s = validity.voices_until_s
+                self._files_until_s = validity.files_until_s
             if was_current != counters.is_current:
                 was_current = counters.is_current
                 log.warning("leases of the cluster are current" if was_current else "leases of the cluster have passed")
             await asyncio.sleep(EXCHANGE_INTERVAL_S)
 
-    def change_voice(self, command: VoiceCommand) -> bool:
-        """Change a voice on every replica; returns whether there was one. Blocks. Raises ``CodedError``."""
+    def change_file(self, command: FileCommand) -> FileOutcome:
+        """Change a file on all replicas. Blocks. Raises ``CodedError``, or ``OSError`` if some may not have it."""
         try:
-            outcome = msgpack.decode(self._send(command, CHANGE_TIMEOUT_S), type=VoiceOutcome)
-        except (OSError, EOFError, DecodeError):
-            raise voices_unavailable("the change may not have reached every gateway; try again") from None
-        if (error := outcome.error) is not None:
-            raise CodedError(error.code, error.message, error.param, error.retry_after_ms)
-        return outcome.existed
+            outcome = msgpack.decode(self._send(command, CHANGE_TIMEOUT_S), type=FileOutcome)
+        except (EOFError, DecodeError) as error:
+            raise OSError(f"no outcome: {type(error).__name__}") from None
+        if (refusal := outcome.error) is not None:
+            raise CodedError(refusal.code, refusal.message, refusal.param, refusal.retry_after_ms)
+        return outcome
 
-    def _send(self, message: Exchange | VoiceCommand, timeout_s: float) -> bytes:
+    def _send(self, message: Exchange | FileCommand, timeout_s: float) -> bytes:
         with Client(str(self._address), "AF_UNIX") as connection:
             connection.send_bytes(msgpack.encode(message))
             if not connection.poll(timeout_s):
                 raise TimeoutError(f"no answer within {timeout_s:g} s")
             return connection.recv_bytes()
-
-
-class ReplicatedVoiceStore(VoiceStore):
-    """The voices of a cluster: read from the replica's copy while that is current, changed on all replicas."""
-
-    def __init__(self, folder: Path, link: ClusterLink, max_voices: int, max_voices_per_key: int) -> None:
-        super().__init__(folder, max_voices, max_voices_per_key)
-        self._link = link
-
-    def find(self, owner: str, name: str) -> StoredVoice | None:
-        """As in ``VoiceStore``. Raises ``CodedError`` if another gateway may have changed the voice."""
-        found = super().find(owner, name)
-        if not self._link.has_current_voices:
-            raise voices_unavailable(f"voice {name!r} cannot be compared with other gateways now")
-        return found
-
-    def add(self, voice: StoredVoice) -> None:
-        """Raises ``CodedError`` with the code of the error."""
-        self._link.change_voice(PutVoice(to_bytes(voice), self._max_voices, self._max_voices_per_key))
-
-    def remove(self, owner: str, name: str) -> bool:
-        return self._link.change_voice(RemoveVoice(owner, name))
-
-
-def voices_unavailable(message: str) -> CodedError:
-    return CodedError("voices_unavailable", message, "voice", retry_after_ms=RETRY_AFTER_MS)
-
-
-def join_cluster(
-    config: ServerConfig, keys: Authenticator, counters: UsageCounters
-) -> tuple[UsageCounters, VoiceStore | None, AbstractAsyncContextManager[None]]:
-    """Return the counters and voices of a gateway in a cluster, and the context in which its leases are renewed.
-
-    Outside a cluster these are ``counters``, ``None`` and a context that does nothing.
-    """
-    if (link := ClusterLink.from_environment(os.environ)) is None:
-        return counters, None, nullcontext()
-    leased = LeasedUsageCounters(counters, leased_limits(config.limits, keys))
-    voices = config.voices
-    store = ReplicatedVoiceStore(voices_folder(voices.folder), link, voices.max_voices, voices.max_voices_per_key)
-    return leased, store, link.open(leased)

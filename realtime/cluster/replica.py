@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -24,15 +25,20 @@ from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
 from realtime.cluster.config import ClusterConfig, Scalar, setting_text
+from realtime.cluster.coordinator import WATERMARK_KEY, WatermarkKeyAnswer, WatermarkKeyRequest
 from realtime.cluster.link import LINK_VARIABLE, VOICES, Call, ReplicaLink
 from realtime.cluster.scaling import Kind, ReplicaStatus, State
+from realtime.config import ConfigError
 from realtime.metrics import PREFIX
+
+log = logging.getLogger("voicewire.cluster")
 
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "engine": (sys.executable, "-P", "-m", "realtime.cli", "engine"),
     "gateway": (sys.executable, "-P", "-m", "realtime.cli", "serve"),
 }
 PROBE_TIMEOUT_S = 3.0
+KEY_TIMEOUT_S = 3.0
 # Probes in a row without an answer after which a gateway is killed.
 MAX_MISSED_PROBES = 5
 KILL_AFTER_S = 10.0
@@ -111,6 +117,9 @@ class ProcessReplica:
     def __init__(self, spec: ReplicaSpec, node_address: str, call: Call) -> None:
         """``call`` reaches the coordinator."""
         self._spec = spec
+        self._call = call
+        # Empty until the coordinator has answered; ``None`` without a watermark.
+        self._watermark_key: str | None = "" if has_watermark(spec) else None
         self._is_draining = False
         self._num_missed = 0
         # Of the last probe with an answer.
@@ -127,13 +136,15 @@ class ProcessReplica:
     def report(self, members: Members | None) -> ReplicaStatus:
         """Bring the file of engine addresses up to date, and return the replica's state.
 
-        ``None`` changes nothing.
+        ``None`` changes nothing. Raises ``ConfigError`` if its program cannot be started as it should be.
         """
         if members is not None:
             self._write_engines(members.engines)
-        if self._child is None and not self._is_draining:
-            self._child = ChildProcess(self._command(), self._environment())
         status = ReplicaStatus(name=self._spec.name, kind=self._spec.kind, generation=self._spec.generation)
+        if self._child is None and not self._is_draining:
+            if self._watermark_key == "" and not self._load_watermark_key():
+                return status
+            self._child = ChildProcess(self._command(), self._environment())
         if self._child is None or self._child.status is not None:
             if self._link is not None:
                 self._link.close()
@@ -220,6 +231,20 @@ class ProcessReplica:
             return (*program, *model, "--listen", f"tcp://{self._host}:0", *as_arguments(own | config.engine.settings))
         return (*program, *as_arguments(self._gateway_settings() | config.gateway.settings))
 
+    def _load_watermark_key(self) -> bool:
+        """Return False while the coordinator does not answer. Raises ``ConfigError`` if it has no key."""
+        try:
+            message = self._call(msgspec.msgpack.encode(WatermarkKeyRequest()), KEY_TIMEOUT_S)
+        except OSError:
+            return False
+        answer = msgspec.msgpack.decode(message, type=WatermarkKeyAnswer)
+        if answer.error:
+            raise ConfigError(f"the head node has no key of the watermark: {answer.error}")
+        if os.environ.get(WATERMARK_KEY, answer.key) != answer.key:
+            log.warning("the watermark's key of the head node is used in place of this machine's")
+        self._watermark_key = answer.key
+        return True
+
     def _gateway_settings(self) -> dict[str, Scalar]:
         config = self._spec.config
         settings: dict[str, Scalar] = {
@@ -240,6 +265,8 @@ class ProcessReplica:
         """The link, and secrets, which do not belong on a command line."""
         config = self._spec.config
         link = {LINK_VARIABLE: str(self._link.address)} if self._link else {}
+        if self._watermark_key is not None:
+            link[WATERMARK_KEY] = self._watermark_key
         if self._spec.kind == "engine" or config.keys_file is None or config.token_secret_file is None:
             return link
         keys = [*filter(None, [os.environ.get("VOICEWIRE_AUTH_API_KEYS")]), f"{KEY_NAME}:{self._key}"]
@@ -247,6 +274,10 @@ class ProcessReplica:
             "VOICEWIRE_AUTH_API_KEYS": ",".join(keys),
             "VOICEWIRE_AUTH_TOKEN_SECRET": Path(config.token_secret_file).read_text(encoding="ascii").strip(),
         }
+
+
+def has_watermark(spec: ReplicaSpec) -> bool:
+    return spec.kind == "gateway" and spec.config.gateway.settings.get("watermark.enabled", True) is not False
 
 
 def as_arguments(settings: Mapping[str, Scalar]) -> tuple[str, ...]:

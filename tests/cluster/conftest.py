@@ -94,13 +94,14 @@ def start_gateway() -> Iterator[Callable[..., GatewayProcess]]:
 
 
 @pytest.fixture(scope="session")
-def ray_here() -> Iterator[str]:
-    """A Ray of its own with logical cores; returns the mark of its processes."""
+def ray_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Ray of its own with logical cores and a data folder; returns the mark of its processes."""
     import ray
 
     mark = secrets.token_hex(8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK, mark)
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         try:
             ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False, logging_level="error")

@@ -49,6 +49,7 @@ class RayWithRedis:
         self.environment = {
             **os.environ,
             MARK: self._mark,
+            "XDG_DATA_HOME": str(folder),
             "RAY_AUTH_MODE": "disabled",
             "RAY_REDIS_ADDRESS": f"127.0.0.1:{redis_port}",
             "RAY_ADDRESS": f"127.0.0.1:{port}",

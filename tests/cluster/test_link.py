@@ -97,9 +97,20 @@ class LinkedGateway:
     async def show(self, voice: str) -> int:
         return (await self.request("GET", f"/v1/audio/voices/{voice}")).status_code
 
-    async def speak(self, voice: str) -> httpx.Response:
-        body = {"input": "x", "voice": voice, "response_format": "pcm"}
-        return await self.request("POST", "/v1/audio/speech", json=body)
+    async def speak(self, voice: str, text: str = "x", **fields: object) -> httpx.Response:
+        body = {"input": text, "voice": voice, "response_format": "pcm"}
+        return await self.request("POST", "/v1/audio/speech", json=body | fields)
+
+    async def put_lexicon(self, name: str, alias: str) -> httpx.Response:
+        return await self.request("PUT", f"/v1/lexicons/{name}", json={"entries": {"NGINX": alias}})
+
+    async def num_bytes(self, *lexicons: str) -> int:
+        """Length of a word that these lexicons change: the fake engine speaks each character as long."""
+        async with asyncio.timeout(WAIT_S):
+            while (spoken := await self.speak("ada", "NGINX", lexicons=lexicons)).status_code == 429:
+                await asyncio.sleep(0.1)  # until places of the key have moved here
+        assert spoken.status_code == 200, spoken.text
+        return len(spoken.content)
 
     def close(self) -> None:
         self.process.kill()
@@ -213,3 +224,34 @@ async def test_voices_of_a_new_coordinator_replace_others(tmp_path):
             async with asyncio.timeout(WAIT_S):
                 while [await gateway.show(name) for name in ("cat", "ann")] != [200, 404]:
                     await asyncio.sleep(0.1)
+
+
+@pytest.mark.cluster
+async def test_lexicon_is_spoken_by_every_gateway_once_it_is_stored(tmp_path):
+    """A former version by its name; a gateway that is cut off speaks with none, and without one as before."""
+    with two_gateways(tmp_path) as (coordinator, first, second):
+        for gateway in (first, second):
+            await gateway.until("cluster_lease_current", 1)
+        plain = await first.num_bytes()
+        stored = await first.put_lexicon("names", "engine x " * 3)
+        former = f"names@{stored.json()['lexicon']['version']}"
+        longer = [await gateway.num_bytes("names") for gateway in (first, second)]
+        assert longer[0] == longer[1] > plain
+        assert (await second.put_lexicon("names", "N G I N X " * 8)).status_code == 200
+        longest = [await gateway.num_bytes("names") for gateway in (first, second)]
+        assert longest[0] == longest[1] > longer[0]
+        assert [await gateway.num_bytes(former) for gateway in (first, second)] == longer
+        coordinator.unreachable = {"b"}
+        assert (await first.put_lexicon("names", "x")).status_code == 200
+        refused = await second.speak("ada", "NGINX", lexicons=["names"])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "lexicons_unavailable")
+        assert "Retry-After" in refused.headers
+        assert (await second.put_lexicon("names", "y")).status_code == 503
+        assert await second.num_bytes() == plain
+        coordinator.unreachable = set()
+        await second.until("cluster_lease_current", 1)
+        assert await second.num_bytes("names") == await first.num_bytes("names") != longest[0]
+        assert (await second.request("DELETE", "/v1/lexicons/names")).status_code == 200
+        for gateway in (first, second):
+            spoken = await gateway.speak("ada", "NGINX", lexicons=["names"])
+            assert (spoken.status_code, spoken.json()["error"]["code"]) == (400, "unknown_lexicon")

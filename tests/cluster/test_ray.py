@@ -23,6 +23,7 @@ from tests.realtime.live_server import EMBEDDING_SIZE, NO_CERTIFICATES, WAIT_S
 pytestmark = [pytest.mark.cluster("ray", "haproxy"), pytest.mark.timeout(540)]
 
 PROGRAMS = {"gateway": FAKE_GATEWAY, "engine": (sys.executable, "-m", "tests.cluster.fake_engine")}
+LEXICON = {"entries": {"NGINX": "engine x"}}
 # An actor starts in 5 s on idle cores, and eight of them share two.
 READY_S = 300.0
 
@@ -169,21 +170,24 @@ async def test_lost_controller_and_actor_cut_nothing(open_cluster):
     assert work.cut == []
 
 
-async def test_limits_and_voices_survive_their_coordinator(open_cluster):
-    """Two gateways share three places of a key and the voices, also after the coordinator was killed."""
+async def test_limits_and_files_survive_their_coordinator(open_cluster):
+    """Two gateways share places of a key, voices and lexicons, also after the coordinator was killed."""
     import ray
 
     from realtime.cluster.actors import COORDINATOR
 
     limits = {"limits.max_active_responses_per_key": 3}
     async with open_cluster(gateway=two_gateways(settings=limits)) as cluster:
-        gateways = [one.url.replace("ws", "http").removesuffix("/v1/speech") for one in await cluster.replicas()]
+        replicas = await cluster.replicas()
+        gateways = [one.url.replace("ws", "http").removesuffix("/v1/speech") for one in replicas]
         async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES, timeout=WAIT_S) as http:
             form = {"name": "ann", "consent": "c", "speaker_embedding": str([1.0] * EMBEDDING_SIZE)}
             added = await http.post(f"{gateways[0]}/v1/audio/voices", files={k: (None, v) for k, v in form.items()})
             assert added.status_code == 200
+            assert (await http.put(f"{gateways[1]}/v1/lexicons/names", json=LEXICON)).status_code == 200
+            assert (await http.get(f"{gateways[0]}/v1/lexicons/names")).status_code == 200
             shown = f"{gateways[1]}/v1/audio/voices/ann"
-            async with speakers(*[one.url for one in await cluster.replicas()]) as (one, other):
+            async with speakers(*[one.url for one in replicas]) as (one, other):
                 assert await other.fill(1) == 1
                 assert await one.fill(2) == 2
                 ray.kill(ray.get_actor(COORDINATOR, namespace=cluster.config.name), no_restart=False)
@@ -194,6 +198,8 @@ async def test_limits_and_voices_survive_their_coordinator(open_cluster):
                 assert (one.num_ended, other.num_ended) == (0, 1)
             assert (await http.delete(shown)).status_code == 200
             assert [(await http.get(f"{url}/v1/audio/voices/ann")).status_code for url in gateways] == [404] * 2
+            assert (await http.delete(f"{gateways[0]}/v1/lexicons/names")).status_code == 200
+            assert [(await http.get(f"{url}/v1/lexicons/names")).status_code for url in gateways] == [404] * 2
 
 
 async def test_replica_that_cannot_start_is_reported(ray_here, free_port):

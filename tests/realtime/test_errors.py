@@ -106,7 +106,8 @@ def reply_failed(info: ErrorInfo) -> str:
 
 # Each code as it is reported; a limit may be lifted by waiting or not.
 WAIT_MS = {"limit_exceeded": 1_500, "overloaded": 700, "too_many_connections": 1_000, "draining": 2_000}
-RETRYABLE = {"engine_timeout", "engine_dead", "voices_unavailable", "engine_error", "bad_checkpoint", *WAIT_MS}
+UNAVAILABLE = {"voices_unavailable", "lexicons_unavailable"}
+RETRYABLE = {"engine_timeout", "engine_dead", "engine_error", "bad_checkpoint", *UNAVAILABLE, *WAIT_MS}
 INFOS = [ErrorInfo(code, "what happened", "field", code in RETRYABLE, WAIT_MS.get(code)) for code in RULES]
 
 
