@@ -21,12 +21,17 @@ def load_watermark(settings: WatermarkSettings) -> Watermark | None:
     Where no key can be stored, speech is marked with one of this process."""
     if not settings.enabled:
         return None
+    key = load_or_draw_key(settings.key)
+    return Watermark(key, default_payload(key) if settings.payload is None else settings.payload)
+
+
+def load_or_draw_key(setting: str | None) -> bytes:
+    """As ``load_key``; where no key can be stored, return a new one at each call."""
     try:
-        key = load_key(settings.key)
+        return load_key(setting)
     except SecretNotStored as error:
         log.warning("marking speech with a key of this process alone: %s", error)
-        key = secrets.token_hex(NUM_RANDOM_BYTES).encode()
-    return Watermark(key, default_payload(key) if settings.payload is None else settings.payload)
+        return secrets.token_hex(NUM_RANDOM_BYTES).encode()
 
 
 def load_key(setting: str | None, creates: bool = True) -> bytes:

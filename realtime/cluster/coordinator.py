@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -25,10 +26,14 @@ from realtime.cluster.stored_files import (
     StoredFiles,
     carry_out,
 )
+from realtime.config import ENVIRONMENT_PREFIX, ConfigError
+from realtime.watermark import load_or_draw_key
 from sessions.owned_files import Version
 
 log = logging.getLogger("voicewire.cluster")
 
+# Environment variable with the key of the watermark.
+WATERMARK_KEY = f"{ENVIRONMENT_PREFIX}WATERMARK_KEY"
 # Longest time that an answer waits for a change.
 SYNC_WAIT_S = 0.25
 SCAN_INTERVAL_S = 1.0
@@ -63,7 +68,18 @@ class RemoveReplica(Struct, frozen=True, tag=True):
     replica: str
 
 
-Message = SyncRequest | FileCommand | RemoveReplica
+class WatermarkKeyRequest(Struct, frozen=True, tag=True):
+    """Asks for the key that all gateways mark speech with."""
+
+
+class WatermarkKeyAnswer(Struct, frozen=True):
+    """``error`` says why the head node has no key."""
+
+    key: str = ""
+    error: str = ""
+
+
+Message = SyncRequest | FileCommand | RemoveReplica | WatermarkKeyRequest
 
 
 class ReplicaFiles(Struct):
@@ -94,6 +110,8 @@ class Coordinator:
         self._scanning = asyncio.Lock()
         self._replicas: dict[str, ReplicaFiles] = {}
         self._moved = asyncio.Condition()
+        # Loaded when the first gateway asks: none does if the watermark is off.
+        self._watermark_key = ""
 
     async def handle(self, message: bytes) -> bytes:
         """Answer an encoded request."""
@@ -103,6 +121,8 @@ class Coordinator:
             case RemoveReplica(replica):
                 await self.remove_replica(replica)
                 return b""
+            case WatermarkKeyRequest():
+                return msgpack.encode(self.watermark_key())
             case command:
                 return msgpack.encode(await self.change_file(command))
 
@@ -136,6 +156,14 @@ class Coordinator:
         while not self._has_spread(version):
             await self._wait(lambda: self._has_spread(version), SYNC_WAIT_S)
         return outcome
+
+    def watermark_key(self) -> WatermarkKeyAnswer:
+        """Return the key of the head node: of its environment, or the stored one."""
+        try:
+            self._watermark_key = self._watermark_key or load_or_draw_key(os.environ.get(WATERMARK_KEY)).decode()
+        except ConfigError as error:
+            return WatermarkKeyAnswer(error=str(error))
+        return WatermarkKeyAnswer(self._watermark_key)
 
     async def remove_replica(self, replica: str) -> None:
         """Drop the leases of a replica that has ended."""

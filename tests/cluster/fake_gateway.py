@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 
 from realtime.app import create_app, serve
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
@@ -19,6 +20,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
     settings = dict(item.split("=", 1) for item in args.set)
+    if key := os.environ.get("VOICEWIRE_WATERMARK_KEY"):
+        settings["watermark.key"] = key
     config = load_test_config(
         {"speech.aligner": "even"}
         | {name: value for name, value in settings.items() if not name.startswith(ENGINE_SETTINGS)}

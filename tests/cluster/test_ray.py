@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from realtime.cluster.config import ClusterConfig, DoorSettings, GatewayReplicas
+from realtime.cluster.coordinator import WATERMARK_KEY
 from realtime.cluster.scaling import ReplicaStatus
 from tests.cluster.callers import load, speak_reply, speakers
 from tests.cluster.conftest import FAKE_GATEWAY, command_of, marked
@@ -171,7 +172,7 @@ async def test_lost_controller_and_actor_cut_nothing(open_cluster):
 
 
 async def test_limits_and_files_survive_their_coordinator(open_cluster):
-    """Two gateways share places of a key, voices and lexicons, also after the coordinator was killed."""
+    """Two gateways share a watermark, places of a key, voices and lexicons, also after the coordinator was killed."""
     import ray
 
     from realtime.cluster.actors import COORDINATOR
@@ -179,6 +180,8 @@ async def test_limits_and_files_survive_their_coordinator(open_cluster):
     limits = {"limits.max_active_responses_per_key": 3}
     async with open_cluster(gateway=two_gateways(settings=limits)) as cluster:
         replicas = await cluster.replicas()
+        keys = {cluster.program(one).environ()[WATERMARK_KEY] for one in replicas}
+        assert len(keys) == 1
         gateways = [one.url.replace("ws", "http").removesuffix("/v1/speech") for one in replicas]
         async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES, timeout=WAIT_S) as http:
             form = {"name": "ann", "consent": "c", "speaker_embedding": str([1.0] * EMBEDDING_SIZE)}
