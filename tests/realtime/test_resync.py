@@ -105,6 +105,27 @@ async def test_gateways_lost_at_any_byte_change_no_sample(name: str, pace: str, 
     assert num_resyncs > num_replies
 
 
+WATERMARK = {"watermark__enabled": True, "watermark__key": "a key of this deployment with 32 characters"}
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+async def test_watermark_goes_on_where_it_was(num_servers: int) -> None:
+    """By resume at the server, or by resync at another one, which needs the same key."""
+    rng = random.Random(num_servers)
+    settings = msgspec.structs.replace(settings_of("pcm", "burst"), seed=5)
+    async with strangers() as plain, strangers(**WATERMARK) as marking:
+        unmarked, whole = await speak(plain[0], settings), await speak(marking[0], settings)
+        async with turning_proxy(marking[:num_servers]) as (proxy, url):
+            num_bytes = sum(map(len, whole.packets))
+            proxy.budgets = [OPENING_BYTES + rng.randrange(num_bytes // NUM_CUTS) for _ in range(NUM_CUTS)]
+            cut = ResyncingListener(url, settings)
+            async with asyncio.timeout(60):
+                await cut.run()
+        assert cut.num_connections > 1
+        assert bool(cut.num_resyncs) == (num_servers > 1)
+        assert b"".join(cut.packets) == b"".join(whole.packets) != b"".join(unmarked.packets)
+
+
 GOOD = Checkpoint(0, False, False, b"\0\0", ()).encode()
 
 
@@ -174,6 +195,34 @@ async def test_resync_is_bounded_by_the_size_of_a_message() -> None:
         assert isinstance(events[0], ev.ErrorEvent)
         assert events[0].code == "message_too_big"
         await live.freed()
+
+
+async def test_reply_longer_than_a_message_goes_on_where_its_resync_fits() -> None:
+    """Elsewhere the message ends its connection, and nothing of the session stays."""
+    settings = msgspec.structs.replace(settings_of("pcm", "burst"), seed=5)
+    async with live_server(FakeSpeechEngine(SCRIPT)) as large, live_server(limits__max_message_bytes=1_024) as small:
+        cut = ResyncingListener(large.url, settings, TEXT * 2)
+        async with asyncio.timeout(60):
+            await cut.run()
+        resync = cut.resync()
+        assert len(msgspec.json.encode(resync)) > 1_024
+        client = await open_session(small.url)
+        await client.send(ev.ResponseCreate(response_id="own", text="Hello."))
+        assert isinstance(await anext(aiter(client)), ev.ResponseCreated)
+        with contextlib.suppress(EOFError):
+            await client.send(resync)
+        events = [event async for event in client if not isinstance(event, ev.AudioMessage)]
+        assert [event.code for event in events if isinstance(event, ev.ErrorEvent)] == ["message_too_big"]
+        assert client.close_code == 1009
+        await small.freed()
+        client = await open_session(large.url)
+        await client.send(msgspec.structs.replace(resync, text=cut.text, end=True))
+        events = [event async for event in until_done(client)]
+        assert isinstance(events[0], ev.ResponseCreated)
+        assert events[0].next_sample == cut.num_samples
+        assert not any(isinstance(event, ev.AudioMessage) for event in events)
+        assert events[-1].audio_samples == cut.done[0].audio_samples
+        await client.aclose()
 
 
 @pytest.mark.parametrize("played_ms", ["1e300", "-1e300", "-5"])

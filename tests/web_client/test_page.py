@@ -218,6 +218,43 @@ def test_reply_goes_on_at_another_gateway_after_a_kill(open_page, folder):
             page.context.close()
 
 
+@pytest.mark.slow
+def test_reply_too_long_for_a_resync_is_lost_alone(open_page, folder):
+    """The gateway that is left takes short messages only. The other reply goes on there."""
+    script = {"ms_per_char": 40.0, "real_time_factor": 0.01, "draws_codes": True}
+    with (
+        server(script, listen__page=str(folder)) as first,
+        server(script, listen__page=str(folder), limits__max_message_bytes=2_048) as second,
+    ):
+        ports = [int(one.url.rpartition(":")[2]) for one in (first, second)]
+        with resetting_proxy(ports[0]) as proxy:
+            page = open_page(f"http://127.0.0.1:{proxy.port}")
+            page.expected = ["WebSocket connection"]
+            until(page, READY)
+            page.evaluate(
+                """async ([long, short]) => {
+              const settings = { pace: "burst" };
+              window.long = await voicewire.speak({ text: long, settings });
+              window.short = await voicewire.speak({ text: short, settings });
+              window.errors = [];
+              voicewire.on("error", (event) => errors.push(event));
+            }""",
+                [LONG * 4, "One two three. "],
+            )
+            until(page, "long.statistics.audio_ms > 10000 && short.statistics.audio_ms > 200")
+            proxy.upstream_port = ports[1]
+            first.process.kill()
+            until(page, "long.status === 'failed'")
+            page.evaluate("short.push('Four five.'); short.end();")
+            until(page, "short.status !== 'speaking'")
+            assert page.evaluate("[short.status, short.heard?.text ?? short.text]") == [
+                "completed",
+                "One two three. Four five.",
+            ]
+            assert page.evaluate("errors") == []
+            page.context.close()
+
+
 def test_page_key_is_requested_and_never_stored_or_in_url(open_page, serve):
     url = serve(QUICK, auth__api_keys=f"me:{KEY}")
     page = open_page(url)
