@@ -315,3 +315,17 @@ async def test_replies_of_an_engine_that_is_cut_off_move(
         await replies.check()
         await wait_until(lambda: lost.num_requests == 0)
         await wait_until(lambda: num_available(pool) == 2)
+
+
+async def test_an_engine_that_is_cut_off_refuses_new_requests_at_once(
+    shape: ChecksumFamily, make_engine: MakeEngine
+) -> None:
+    """Nothing is waited for once that is known: ``submit`` is no coroutine."""
+    async with StoppableProxy(make_engine().address).open() as proxy, started(str(proxy.address)) as pool:
+        proxy.stop()
+        await wait_until(lambda: not pool.is_alive)
+        with pytest.raises(EngineDead):
+            pool.submit(request())
+        proxy.go_on()
+        await wait_until(lambda: pool.is_alive)
+        check_says(shape, await listen(pool.submit(request())), request())
