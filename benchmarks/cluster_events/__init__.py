@@ -1,0 +1,1 @@
+"""Kill, replace, add and cut off gateways and engines under paced replies, and measure what listeners miss."""

@@ -1,0 +1,81 @@
+"""Kill, replace, add and cut off gateways and engines under paced replies, and measure what listeners miss.
+
+    python -m benchmarks.cluster_events [--listeners 200] [--voice fake] [--events none,kill,upgrade,scale]
+
+Replies are PCM at 16 kHz with a lead of 2 s, begun before the event, and compared with an uninterrupted one.
+
+Gateways with the fake engine behind HAProxy: ``none`` is the load without an event, ``kill`` sends SIGKILL to one of
+two gateways, ``upgrade`` replaces both in turn, ``scale`` goes from one to four and back, with as many new replies when
+there are four. Listeners of a gateway that dies go on at another one by a resync.
+
+Two engine processes behind one gateway: ``engines`` is the load without an event, ``engine`` sends SIGKILL to one.
+``--voice`` is ``fake``, whose model computes checksums, or ``embedded``.
+
+Cut off by a proxy that stops forwarding: ``partition`` cuts a gateway off from its engine, ``door`` HAProxy from its
+gateway; reported is also how long a refusal takes from when the cut is known.
+
+``replies`` are counted by their terminal events, ``refused`` by code, ``max_difference`` is that of a sample. A packet
+is late when it comes after the listener has run out of audio. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+
+from benchmarks.cluster_events.engines import Engines
+from benchmarks.cluster_events.gateways import Gateways
+from benchmarks.cluster_events.listener import Listener, report, speak_whole
+from benchmarks.cluster_events.partitions import measure_door_partition, measure_engine_partition
+
+# Seconds after the first audio of all.
+EVENT_S = 4.0
+PARTITIONS = {"partition": measure_engine_partition, "door": measure_door_partition}
+
+
+def open_stage(event: str, voice: str) -> Gateways | Engines:
+    if event in ("engines", "engine"):
+        return Engines(voice)
+    return Gateways(1 if event == "scale" else 2)
+
+
+async def measure(event: str, num_listeners: int, voice: str) -> dict[str, object]:
+    stage = await asyncio.to_thread(open_stage, event, voice)
+    listeners: list[Listener] = []
+    try:
+        whole = await speak_whole(stage.url, stage.settings, stage.text)
+        async with asyncio.TaskGroup() as group:
+
+            async def speak() -> None:
+                added = [Listener(stage.url, stage.settings, stage.text) for _ in range(num_listeners)]
+                listeners.extend(added)
+                for listener in added:
+                    group.create_task(listener.run())
+
+            await speak()
+            await asyncio.sleep(EVENT_S)
+            found = await stage.apply(event, speak)
+    finally:
+        await asyncio.to_thread(stage.close)
+    return found | report(listeners, whole)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--listeners", type=int, default=200)
+    parser.add_argument("--voice", choices=("fake", "embedded"), default="fake")
+    parser.add_argument("--events", default="none,kill,upgrade,scale,engines,engine,partition,door")
+    args = parser.parse_args()
+    rows = []
+    for event in args.events.split(","):
+        load = os.getloadavg()[0]
+        work = PARTITIONS[event](args.listeners) if event in PARTITIONS else measure(event, args.listeners, args.voice)
+        rows.append({"event": event, "load": round(load, 1)} | asyncio.run(work))
+        print(rows[-1], flush=True)
+    print(json.dumps({"benchmark": "cluster_events", "listeners": args.listeners, "voice": args.voice, "events": rows}))
+
+
+if __name__ == "__main__":
+    main()
