@@ -21,6 +21,8 @@ SETTINGS = ev.NativeSpeechSettings(
     format=ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=16_000), lead_ms=2_000, checkpoints=True, seed=5
 )
 POLL_S = 0.1
+# Of a gateway's engine: one has room for the replies of all.
+NUM_SLOTS = 512
 
 
 def open_door(port: int) -> DoorReplica:
@@ -48,7 +50,7 @@ class Gateways:
             time.sleep(POLL_S)
 
     def _start(self) -> GatewayProcess:
-        self._started.append(GatewayProcess(str(len(self._started))))
+        self._started.append(GatewayProcess(str(len(self._started)), NUM_SLOTS))
         return self._started[-1]
 
     def _report(self, *leaving: GatewayProcess) -> bool:

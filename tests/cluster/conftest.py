@@ -55,12 +55,12 @@ def free_port(free_ports: Callable[[int], list[int]]) -> int:
 class GatewayProcess:
     """A process of its own."""
 
-    def __init__(self, name: str, **settings: object) -> None:
+    def __init__(self, name: str, num_slots: int = 64, **settings: object) -> None:
         """``settings`` have two underscores for the dot."""
         self.name = name
         values = {"listen__port": 0, "listen__drain_timeout_s": 60} | settings
         flags = [f"{setting.replace('__', '.')}={value}" for setting, value in values.items()]
-        command = (*FAKE_GATEWAY, *(text for flag in flags for text in ("--set", flag)))
+        command = (*FAKE_GATEWAY, "--slots", str(num_slots), *(text for flag in flags for text in ("--set", flag)))
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.url = wire_address(self.process.stdout)
