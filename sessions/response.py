@@ -1,7 +1,8 @@
 """A spoken reply: text goes in, packets come out in order, and it ends exactly once.
 
-``Response`` holds all state of a reply. Its text, audio and packets are in ``TextTrack``, ``AudioTrack`` and
-``PacketRing``, none of which calls back; engine events and time wake one task, which lives while it speaks.
+``Response`` holds all state of a reply. Its text, audio and packets are in ``TextTrack``, ``SpeakingQueue``,
+``AudioTrack`` and ``ResponseOutput``, none of which calls back; engine events and time wake one task, which lives
+while it speaks.
 """
 
 from __future__ import annotations
@@ -9,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
-from itertools import chain, islice
 
 from engine.api import (
     EngineError,
     EngineOverloaded,
-    ErrorInfo,
     FinishReason,
     InvalidRequest,
     RequestFinished,
@@ -28,45 +26,26 @@ from engine.api import (
     SpeechChunk,
     SpeechError,
     SpeechEvent,
-    SpeechStream,
 )
-from sessions.alignment.lazy_aligner import AlignmentBacklog
-from sessions.alignment.uniform_aligner import UniformAligner
-from sessions.audio.pacer import Pacer, PacerSettings, UnderrunCause
 from sessions.audio_track import AudioOutput, AudioTrack
-from sessions.checkpoint import CheckpointLog, Replay, SpokenSegment
+from sessions.checkpoint import Replay
 from sessions.clock import WakeEvent, is_due, now_s
-from sessions.config import AudioFormat, Markup, SpeechSettings
+from sessions.config import AudioFormat, SpeechSettings
 from sessions.errors import EngineFailed, LimitExceeded, QuotaExceeded, TextInputClosed
-from sessions.events import (
-    HeardText,
-    MarkReached,
-    MarkupWarned,
-    ResponseAudio,
-    ResponseEvent,
-    ResponseFinished,
-    ResponseStatus,
-)
-from sessions.metrics import Metrics
-from sessions.packetizer import AudioPacket
-from sessions.quotas import KeyMeter
+from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
+from sessions.response_output import ResponseOutput
 from sessions.response_totals import ResponseTotals
-from sessions.ring import PacketRing
-from sessions.sample_scale import SampleScale
 from sessions.session_services import SessionServices
+from sessions.speaking_queue import SpeakingQueue
 from sessions.stall_detector import StallDetector, StallSource
-from sessions.styles import StyleResolver
+from sessions.styles import StyleResolver, create_parser
 from sessions.text.dead_air import DeadAirRule
-from sessions.text.lexicons.reader import LexiconReader, MarkupParser
 from sessions.text.segmenter import SegmenterSettings
-from sessions.text.ssml.inline import InlineForms
-from sessions.text.ssml.parser import BreakItem, MarkItem, SsmlParser
-from sessions.text.ssml.speaker_lines import SpeakerLines
-from sessions.text.ssml.tokens import MarkupTokenizer, PlainTokenizer, TagTokenizer
+from sessions.text.ssml.parser import BreakItem, MarkItem
 from sessions.text_budget import TextQueue
 from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
-from sessions.timeline import MAX_INLINE_ALIGN_BYTES, ResponseTimeline
-from sessions.usage import UsageRecord
+from sessions.timeline import MAX_INLINE_ALIGN_BYTES
+from sessions.usage import ResponseAccount
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +53,9 @@ logger = logging.getLogger(__name__)
 YIELD_EVERY_EVENTS = 50
 # A burst reply begins no further segment while its audio is not read for so long.
 MAX_UNREAD_S = 1.0
-# Flushes are taken from the text when they are passed on; very many at once would hold up others.
-MAX_BEGUN_ITEMS = 50
 # Audio that the listener still has when the encoder is drained at the latest.
 DRAIN_MARGIN_S = 0.2
 MAX_DRAIN_WAIT_S = 1.0
-# Time for which a terminal event waits for the record of what the response used.
-MAX_USAGE_WAIT_S = 1.0
 
 
 class State(Enum):
@@ -113,45 +88,34 @@ class Response:
         text_queue: TextQueue,
         on_text: Callable[[Response], None],
         on_end: Callable[[Response], None],
+        account: ResponseAccount,
         is_resumable: bool = False,
-        key: str = "",
         replay: Replay | None = None,
-        meter: KeyMeter | None = None,
         is_bulk: bool = False,
     ) -> None:
         """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``.
 
-        Markup may name the voices of ``key``. A resumable response retains what it has sent, for ``resume``. One with
-        a ``replay`` makes again what its client knows, and emits what follows. The engine has no
+        Markup may name the voices of the account's key. A resumable response retains what it has sent, for ``resume``.
+        One with a ``replay`` makes again what its client knows, and emits what follows. The engine has no
         deadline for one in bulk."""
         info, limits = services.engine.info, services.limits
         normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
-        styles = StyleResolver(settings, key, services) if settings.reads_markup else None
-        needs_alignment = settings.reports_heard_text or settings.word_times or styles is not None
-        make_aligner = services.make_aligner if needs_alignment else UniformAligner
+        styles = StyleResolver(settings, account.key, services) if settings.reads_markup else None
         self.response_id = response_id
         self.settings = settings
         self.state = State.OPEN
         # True once only the fact that it has ended is kept.
         self.forgotten = False
-        self._scale = SampleScale(settings, info.sample_rate)
         self._request_prefix = request_prefix
-        self._group = group
         self._services = services
         self._text_queue = text_queue
         self._on_text = on_text
         self._on_end = on_end
-        self._key = key
-        self._is_resynced = replay is not None
-        # Done once what the response used is recorded.
-        self._recording: asyncio.Future[None] | None = None
-        self._meter = meter
-        self._num_charged_samples = 0
+        self._account = account
         # No deadline in the engine: the client has no lead, or its key is for bulk work.
         self._is_burst = is_bulk or settings.lead_ms is None
-        self._timeline = ResponseTimeline(
-            info.sample_rate, make_aligner, settings.speed, select_backlog(settings, services)
-        )
+        self._has_styles = styles is not None
+        self._timeline = services.create_timeline(settings)
         self._text = TextTrack(
             self._timeline,
             normalize,
@@ -160,37 +124,23 @@ class Response:
             create_parser(settings, styles),
             replay.cuts if replay else (),
         )
-        self._styles = styles
-        self._ring = PacketRing(
-            response_id,
-            Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms)),
-            partial(count_underrun, services.metrics),
-            limits.max_audio_message_ms,
-            is_resumable,
-        )
-        # Of another gateway, and not yet submitted.
-        self._to_replay = deque(replay.segments if replay else ())
-        self._num_words_to_drop = replay.received_words if replay else 0
-        self._checkpoints = CheckpointLog(replay or Replay()) if settings.checkpoints else None
-        if replay is not None:
-            self._drop_received(replay)
+        self._output = ResponseOutput(response_id, settings, services, self._timeline, is_resumable, replay)
+        self._ring = self._output.ring
         self._is_suspended = False
         self._alarm = WakeEvent()  # of the task
-        self._reader = WakeEvent()
-        self._wake_reader: Callable[[], None] = self._reader.set
+        segments = replay.segments if replay else ()
+        self._queue = SpeakingQueue(
+            request_prefix, group, settings, services, styles, self._is_burst, segments, self._alarm.set
+        )
         self._task: asyncio.Task[None] | None = None
         self._heard_task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._terminal: ResponseFinished | None = None
         # Playout position at the end, at the engine's rate.
         self._ended_at_samples = 0
-        # Begun and not yet spoken to their end; the first one is being spoken.
-        self._begun: deque[TextItem] = deque()
-        self._streams: list[SpeechStream] = []
         self._next_check_s = math.inf
         # When silence takes the place of the next segment's sound that a flush waits for.
         self._drain_at_s = math.inf
-        self._text_was_short = False
         self._stalls = StallDetector(limits)
         self._totals = ResponseTotals()
         self._num_popped = 0
@@ -202,7 +152,7 @@ class Response:
     @property
     def pre_skip_samples(self) -> int:
         """Decoded samples before the speech, at the format's rate; 0 unless the encoding is Opus."""
-        return self._scale.pre_skip_samples
+        return self._output.scale.pre_skip_samples
 
     @property
     def is_done(self) -> bool:
@@ -268,8 +218,8 @@ class Response:
         try:
             if text.strip():
                 self._on_text(self)
-            if text and self._meter is not None and not self.is_done:
-                self._meter.charge_text(len(text))
+            if text and not self.is_done:
+                self._account.charge_text(len(text))
         except (LimitExceeded, QuotaExceeded) as error:
             self._fail(error)
         return not self.is_done
@@ -278,9 +228,9 @@ class Response:
 
     def advance(self) -> None:
         """Begin what text, time and audio allow by now, and wake the task for it. Idempotent; never waits."""
-        had_none, wake_s = not self._begun, self._wake_s
+        had_none, wake_s = self._queue.current is None, self._wake_s
         self._begin_due()
-        if self._begun and self._task is None and not self.is_done:
+        if self._queue.current is not None and self._task is None and not self.is_done:
             self.state = State.SPEAKING
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"speak {self._request_prefix}")
             self._task.add_done_callback(partial(_stop_cancelled, self))
@@ -303,113 +253,77 @@ class Response:
             self._text.close_early()
         while self._text.waiting and self._may_begin(self._text.waiting[0], left_ms, now):
             item = self._text.pop()
+            self._queue.begin(item)
             if isinstance(item, TextSegment):
-                self._submit(item, now)
-            self._begun.append(item)
+                self._totals.on_submitted(now)
             self._read_text()
-        self._next_check_s = self._text.next_check_s(left_ms, now, is_generating=bool(self._generating))
+        self._next_check_s = self._text.next_check_s(left_ms, now, is_generating=self.is_generating)
 
     def _read_text(self) -> None:
         """Read on as far as needed; what this event loop iteration has no budget for is read in later ones."""
         while self._text.wants_text and (max_chars := self._text_queue.allow(self)):
             self._text_queue.spend(self._text.read(max_chars))
         if self._text.warnings:
-            self._put_warnings()
-
-    @property
-    def _generating(self) -> list[TextSegment]:
-        return [item for item in self._begun if isinstance(item, TextSegment)]
+            self._output.put_warnings(self._text.warnings)
+            self._text.warnings.clear()
 
     @property
     def is_generating(self) -> bool:
         """True while a request of the engine is held."""
-        return bool(self._generating)
+        return bool(self._queue.segments)
 
     def _may_begin(self, item: TextItem, left_ms: float, now: float) -> bool:
         if isinstance(item, BreakItem) and not self._can_queue_audio:
             return False
         if not isinstance(item, TextSegment):
-            return len(self._begun) < MAX_BEGUN_ITEMS
-        if self._to_replay:
-            has_text = item.speakable and (item.closed or not self._to_replay[0].is_text_closed)
+            return not self._queue.is_full
+        if known := self._queue.next_to_replay:
+            has_text = item.speakable and (item.closed or not known.is_text_closed)
             return self._has_capacity(now) and has_text
         return self._has_capacity(now) and self._text.is_ready(item, left_ms, now)
 
     def _has_capacity(self, now: float) -> bool:
         """Return whether another segment may start: one at a time, or several in burst while the client reads."""
-        generating, limits = self._generating, self._services.limits
-        has_sound = len(generating) < self._totals.num_segments or any(segment.has_audio for segment in generating)
-        if not self._is_burst or not has_sound:
-            return not generating
+        num_segments, limits = len(self._queue.segments), self._services.limits
+        if not self._is_burst or not self._queue.has_sounded:
+            return not num_segments
         # An unread reply ends its segments and then holds no slot of the engine.
         is_read = self._ring.unread_s(now) < MAX_UNREAD_S
-        return len(generating) < limits.max_burst_segments and self._can_queue_audio and is_read
+        return num_segments < limits.max_burst_segments and self._can_queue_audio and is_read
 
     @property
     def _can_queue_audio(self) -> bool:
         return self._ring.waiting_samples * 1000 < self._services.limits.max_ready_ms * self.format.sample_rate
-
-    def _submit(self, segment: TextSegment, now: float) -> None:
-        known = segment.known or (self._to_replay.popleft() if self._to_replay else SpokenSegment(segment.closed))
-        segment.number, segment.known = self._totals.num_segments, known
-        segment.num_bytes_to_replay = len(known.codes)
-        settings = self.settings if self._styles is None else self._styles.settings_for(segment.style)
-        request = settings.create_request(
-            f"{self._request_prefix}/{len(self._streams)}",
-            segment.text,
-            known.is_text_closed,
-            segment.number,
-            self._group,
-            self._services.limits.min_engine_lead_ms,
-            known.point,
-            self._is_burst,
-        )
-        segment.stream = self._services.engine.submit(request, self._alarm.set)
-        if segment.closed and not known.is_text_closed:
-            segment.stream.end_input()
-        self._streams.append(segment.stream)
-        self._totals.num_segments += 1
-        if self._totals.first_text_s is None:
-            self._totals.first_text_s = now
 
     # The task
 
     async def _run(self) -> None:
         settings, services = self.settings, self._services
         try:
-            rate = services.engine.info.sample_rate
-            await self._speak(
-                AudioTrack(
-                    settings.format,
-                    rate,
-                    services.encoders,
-                    settings.speed,
-                    self._styles is not None,
-                    services.watermark,
-                )
-            )
+            rate, encoders, watermark = services.engine.info.sample_rate, services.encoders, services.watermark
+            await self._speak(AudioTrack(settings.format, rate, encoders, settings.speed, self._has_styles, watermark))
         except Exception as error:
             self._fail(error)
         finally:
             if self.state is State.SPEAKING:  # the event loop is being torn down
                 self._stop(ResponseStatus.CANCELLED)
-            await self._release_streams()
+            await self._queue.release()
 
     async def _speak(self, audio: AudioTrack) -> None:
         """Speak what has begun, in order, until all is spoken or the state changes."""
         while self.state is State.SPEAKING:
-            item = self._begun[0] if self._begun else None
+            item = self._queue.current
             if item is None and self._text.exhausted:
-                self._put(await audio.finish(), audio)
+                self._put([await audio.finish()], audio)
                 self._begin_draining()
             elif isinstance(item, FlushItem):
                 await self._apply_flush(item, audio)
             elif isinstance(item, BreakItem):
-                self._put(await audio.insert_break(item.duration_ms, self.settings.speed), audio)
-                self._begun.popleft()
+                self._put([await audio.insert_break(item.duration_ms, self.settings.speed)], audio)
+                self._queue.pop()
             elif isinstance(item, MarkItem):
-                self._put_mark(item, audio.num_engine_samples)
-                self._begun.popleft()
+                self._output.put_mark(item, audio.num_engine_samples)
+                self._queue.pop()
             elif item is not None and item.spoken.start_sample is None:
                 await self._begin_segment(item, audio)
             elif item is not None and (event := _next_event(item)) is not None:
@@ -417,7 +331,7 @@ class Response:
             elif self._is_due(self._drain_at_s):
                 await self._drain_flush(item, audio)
             else:
-                self._text_was_short |= item is None and self._text.is_starving(())
+                self._output.text_was_short |= item is None and self._text.is_starving(())
                 await self._alarm.wait(until_s=self._wake_s)
                 if not self._is_due(self._next_check_s):
                     continue
@@ -433,13 +347,12 @@ class Response:
         return moment_s != math.inf and is_due(moment_s, now_s())
 
     async def _apply_flush(self, item: FlushItem, audio: AudioTrack) -> None:
-        is_segment_next = len(self._begun) > 1 and isinstance(self._begun[1], TextSegment)
-        self._put_all(await audio.flush(item, is_segment_next), audio)
-        self._begun.popleft()
+        self._put(await audio.flush(item, self._queue.is_segment_next), audio)
+        self._queue.pop()
         await asyncio.sleep(0)
 
     async def _begin_segment(self, segment: TextSegment, audio: AudioTrack) -> None:
-        self._put(await audio.begin_segment(segment.spoken.push, segment.style), audio)
+        self._put([await audio.begin_segment(segment.spoken.push, segment.style)], audio)
         segment.spoken.start_sample = audio.num_engine_samples
         if audio.has_pending_flush:
             left_s = self._ring.left_ms(now_s()) / 1000
@@ -449,7 +362,7 @@ class Response:
     async def _drain_flush(self, segment: TextSegment | None, audio: AudioTrack) -> None:
         """Complete a flush with silence: the next segment's first sound is late."""
         self._drain_at_s = math.inf
-        self._put_all(await audio.complete_flush(), audio)
+        self._put(await audio.complete_flush(), audio)
         if segment is not None:
             segment.spoken.start_sample = audio.num_engine_samples
 
@@ -461,7 +374,7 @@ class Response:
                 await self._apply_chunk(segment, event, audio)
             case RequestParked():
                 segment.is_parked = not segment.closed
-                self._text_was_short = True
+                self._output.text_was_short = True
             case RequestFinished():
                 self._drain_at_s = math.inf
                 await self._apply_segment_end(segment, event, audio)
@@ -469,93 +382,37 @@ class Response:
     async def _apply_chunk(self, segment: TextSegment, chunk: SpeechChunk, audio: AudioTrack) -> None:
         segment.has_audio = True
         segment.num_bytes_to_replay = max(segment.num_bytes_to_replay - len(chunk.codes), 0)
-        self._put_checkpoint(segment, chunk.codes)
+        self._output.put_checkpoint(segment, chunk.codes, self._text.cuts)
         if not self._totals.num_samples and self._services.limits.flush_first_packet:
             first, chunk = audio.split_first_packet(chunk)
-            self._put_all(await audio.push(first), audio)
+            self._put(await audio.push(first), audio)
             await asyncio.sleep(0)  # now it leaves
         elif self._services.limits.one_chunk_per_loop_iteration:
             await self._services.encoders.wait_turn()
-        self._put_all(await audio.push(chunk), audio)
+        self._put(await audio.push(chunk), audio)
         segment.spoken.num_trimmed = audio.num_trimmed
-        self._put_words()
+        self._output.put_words()
         self._report_playback_to_engine()
 
     async def _apply_segment_end(self, segment: TextSegment, end: RequestFinished, audio: AudioTrack) -> None:
         is_refused = end.error is not None and end.error.code == EngineOverloaded.code
         if is_refused and not self._is_suspended and self._services.evict(lambda session: session.is_generating):
-            self._totals.num_segments -= 1
-            self._submit(segment, now_s())
+            self._queue.submit_again(segment)
             return
         self._totals.on_segment_end(end, self.settings, self._services.metrics)
         if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             error = end.error or EngineError(f"the engine ended with {end.reason}").info
             raise EngineFailed(error.code, error.message, error.param, error.retry_after_ms)
-        self._put_checkpoint(segment, b"", is_complete=True)
-        self._put_all(await audio.end_segment(self._styles is not None and self._is_break_next), audio)
+        self._output.put_checkpoint(segment, b"", self._text.cuts, is_complete=True)
+        self._put(await audio.end_segment(self._has_styles and self._queue.is_break_next(self._text.waiting)), audio)
         segment.spoken.finish()
-        self._put_words()
-        self._begun.popleft()
+        self._output.put_words()
+        self._queue.pop()
         self._text.end_segment(segment)
 
-    @property
-    def _is_break_next(self) -> bool:
-        """True if silence follows the segment that is being spoken."""
-        following = islice(chain(self._begun, self._text.waiting), 1, None)
-        return isinstance(next((item for item in following if not isinstance(item, MarkItem)), None), BreakItem)
-
-    def _put_all(self, outputs: Iterable[AudioOutput], audio: AudioTrack) -> None:
-        for output in outputs:
-            if not isinstance(output, FlushItem):
-                self._put(output, audio)
-            elif self.state is State.SPEAKING:
-                self._ring.put_flush(output.flush)
-                self._wake_reader()
-
-    def _put(self, packets: Sequence[AudioPacket], audio: AudioTrack) -> None:
-        """Hand packets to the reader; those that were encoded while the response stopped are dropped."""
+    def _put(self, outputs: Iterable[AudioOutput], audio: AudioTrack) -> None:
         self._totals.num_samples = audio.num_samples
-        if not packets or self.state is not State.SPEAKING:
-            return
-        cause = UnderrunCause.TEXT if self._text_was_short else UnderrunCause.ENGINE
-        self._ring.put(packets, now_s(), cause)
-        self._text_was_short = False
-        self._wake_reader()
-
-    def _put_words(self) -> None:
-        """Put the words and marks whose times are known since the last call."""
-        if self.state is State.SPEAKING and self.settings.word_times:
-            words = self._timeline.new_words()
-            lacking = words[self._num_words_to_drop :]
-            self._num_words_to_drop = max(self._num_words_to_drop - len(words), 0)
-            if lacking:
-                self._ring.put_words(lacking)
-                self._wake_reader()
-        for mark, sample in self._timeline.new_marks():
-            self._put_mark(mark, sample)
-
-    def _put_checkpoint(self, segment: TextSegment, codes: bytes, is_complete: bool = False) -> None:
-        log = self._checkpoints
-        if log is None or segment.known is None or self.state is not State.SPEAKING:
-            return
-        index = log.index
-        found = log.add(segment.number, segment.known.is_text_closed, codes, self._text.cuts, is_complete)
-        if found is not None:
-            self._ring.put_checkpoint(index, found.encode())
-            self._wake_reader()
-
-    def _put_mark(self, mark: MarkItem, engine_sample: int) -> None:
-        """``engine_sample`` counts at the engine's rate."""
-        if self.state is State.SPEAKING:
-            sample, time_ms = self._scale.from_engine(engine_sample)
-            self._ring.put_event(MarkReached(self.response_id, mark.name, sample, time_ms))
-            self._wake_reader()
-
-    def _put_warnings(self) -> None:
-        for warning in self._text.warnings:
-            self._ring.put_event(MarkupWarned(self.response_id, warning.code, warning.element, warning.raw_start))
-        self._text.warnings.clear()
-        self._wake_reader()
+        self._output.put_audio(outputs)
 
     def _begin_draining(self) -> None:
         if self._ring.lacks_received:
@@ -563,18 +420,7 @@ class Response:
             self._fail(InvalidRequest(f"{found}, which has {self._totals.num_samples} samples", "received_samples"))
         if not self.is_done:
             self.state = State.DRAINING
-            self._wake_reader()
-
-    async def _release_streams(self) -> None:
-        """Cancel what still runs, and wait until nothing of the engine is held."""
-        for stream in self._streams:
-            stream.cancel()
-        for stream in self._streams:
-            await stream.released()
-        for segment in self._generating:
-            segment.stream = None
-        self._streams.clear()
-        self._begun.clear()
+            self._output.wake_reader()
 
     # Audio out
 
@@ -587,18 +433,18 @@ class Response:
         Await it directly: in a task of its own, what it returned may already be fenced by a ``cancel`` when the
         awaiting side sees it (then check ``is_done``).
         """
-        if self._has_popped_end:
+        if self._output.has_popped_end:
             raise StopAsyncIteration
         self._num_popped += 1
         if self._num_popped % YIELD_EVERY_EVENTS == 0:
             await asyncio.sleep(0)
         while (event := self.pop_due(now_s())) is None:
-            await self._reader.wait(until_s=self._ring.due_s(now_s()))
+            await self._output.wait()
         return event
 
     def attach(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called when ``pop_due`` may return something before ``due_s``."""
-        self._wake_reader = wake
+        self._output.attach(wake)
 
     def due_s(self, now: float) -> float | None:
         """Return when ``pop_due`` returns the next event; ``None`` while nothing waits."""
@@ -615,25 +461,13 @@ class Response:
             self._on_sent(now)
         return event
 
-    @property
-    def _has_popped_end(self) -> bool:
-        return self._ring.is_closed and self._ring.is_empty
-
     def _on_sent(self, now: float) -> None:
         if self._is_burst or self._text.is_break_next:
             self.advance()
-        self._charge_audio()
+        self._account.charge_audio(self._ring.num_sent_samples, self.format.sample_rate)
         metrics = self._services.metrics
         metrics.observe("lead_seconds", self._ring.lead_ms(now) / 1000)
         self._totals.on_audio_sent(now, metrics)
-
-    def _charge_audio(self) -> None:
-        """Count what was sent for the first time."""
-        if self._meter is not None and self._meter.counts_audio:
-            num_samples = max(self._ring.num_sent_samples - self._num_charged_samples, 0)
-            num_ms = 1000 * num_samples // self.format.sample_rate
-            self._num_charged_samples += num_ms * self.format.sample_rate // 1000
-            self._meter.charge_audio(num_ms)
 
     # A lost connection
 
@@ -663,74 +497,54 @@ class Response:
         Where that was never sent, or is retained no more, the response is cancelled; of one that has ended, only the
         terminal event is repeated."""
         try:
-            self._rewind(received_samples, played_ms)
+            self._output.rewind(received_samples, played_ms)
         except ValueError:
             self.cancel(played_ms)
-            self._rewind(self._ring.num_sent_samples, played_ms)
+            self._output.rewind(self._ring.num_sent_samples, played_ms)
             self._ring.skip_to_end()
         self._is_suspended = False
         self._stalls = StallDetector(self._services.limits)
         self._report_playback_to_engine()
         self.advance()
-        self._wake_reader()
-
-    def _rewind(self, received_samples: int, played_ms: float | None) -> None:
-        played_samples = self._scale.received_or_played(received_samples, played_ms)
-        self._ring.rewind(received_samples, played_samples, self._scale.preroll_samples, now_s())
-
-    def _drop_received(self, replay: Replay) -> None:
-        """Begin where the reader of another gateway was cut off."""
-        played_samples = self._scale.received_or_played(replay.received_samples, replay.played_ms)
-        self._ring.drop_received(
-            replay.received_samples, played_samples, self._scale.preroll_samples, replay.received_flushes, now_s()
-        )
+        self._output.wake_reader()
 
     @property
     def _is_replaying(self) -> bool:
         """Return whether what is known is still being made again."""
-        is_speaking_again = any(segment.num_bytes_to_replay for segment in self._generating)
-        return bool(self._to_replay) or is_speaking_again or self._text.has_cuts_to_make
+        return self._queue.is_replaying or self._text.has_cuts_to_make
 
     # Playback and heard text
 
     def report_playback(self, played_ms: float) -> None:
         """Set the listener's position to the client's count; the playback clock runs on from there."""
-        self._apply_playback_report(played_ms)
+        self._output.report_playback(played_ms)
         self._report_playback_to_engine()
         self.advance()
-        self._wake_reader()
+        self._output.wake_reader()
 
     def heard(self, played_ms: float | None = None) -> HeardText:
         """Return what the listener has heard; works after the end too. Speech that was not aligned yet is aligned
         here, 3 ms a second of it."""
-        self._apply_playback_report(played_ms)
-        return self._timeline.heard_text(self._played_engine_samples())
+        self._output.report_playback(played_ms)
+        return self._timeline.heard_text(self._output.played_engine_samples())
 
     async def query_heard(self, played_ms: float | None = None) -> HeardText:
         """The same as of now, aligned in a thread; estimated if that takes longer than ``heard_text_timeout_ms``."""
-        self._apply_playback_report(played_ms)
-        return await self._find_heard_text(self._played_engine_samples())
+        self._output.report_playback(played_ms)
+        return await self._find_heard_text(self._output.played_engine_samples())
 
     def discard_timeline(self) -> None:
         """Drop what heard text needs; no query comes after the terminal event."""
-        self.forgotten = self._has_popped_end
+        self.forgotten = self._output.has_popped_end
         if self.forgotten:
             self._timeline.discard()
 
-    def _apply_playback_report(self, played_ms: float | None) -> None:
-        if played_ms is not None and math.isfinite(played_ms):
-            self._ring.report(self._scale.from_ms(played_ms), now_s())
-
     def _report_playback_to_engine(self) -> None:
-        segment = self._begun[0] if self._begun else None
+        segment = self._queue.current
         if isinstance(segment, TextSegment) and not self._is_burst and self.state is State.SPEAKING:
             rate = self._services.engine.info.sample_rate
             tolerance_samples = rate * self._services.limits.playback_tolerance_ms / 1000
-            segment.report_playback(self._played_engine_samples(), now_s(), rate, tolerance_samples)
-
-    def _played_engine_samples(self) -> int:
-        """Return the listener's position at the engine's rate."""
-        return self._scale.to_engine(self._ring.played_samples(now_s()))
+            segment.report_playback(self._output.played_engine_samples(), now_s(), rate, tolerance_samples)
 
     # The end
 
@@ -741,7 +555,7 @@ class Response:
         After the end it only drops audio that is sent again.
         """
         if not self.is_done:
-            self._apply_playback_report(played_ms)
+            self._output.report_playback(played_ms)
             self._stop(ResponseStatus.CANCELLED)
         self._ring.skip_to_end()
 
@@ -755,7 +569,7 @@ class Response:
         await self._ended.wait()
         if self._task is not None:
             await asyncio.wait([self._task])
-            await self._release_streams()
+            await self._queue.release()
 
     def check_timeouts(self, now: float) -> None:
         """End the response if it has waited too long for anything. To be called now and then."""
@@ -773,7 +587,7 @@ class Response:
             case StallSource.WRITER:
                 progress = self._text.num_chars
             case StallSource.ENGINE:
-                progress = self._totals.num_segments + self._totals.num_engine_events
+                progress = self._queue.num_segments + self._totals.num_engine_events
         if error := self._stalls.check(source, progress, now):
             self._fail(error)
 
@@ -783,7 +597,7 @@ class Response:
             return StallSource.READER if is_due(due_s, now) else StallSource.LISTENER
         if self.state is State.DRAINING:
             return StallSource.READER
-        if self._text.is_starving(self._generating):
+        if self._text.is_starving(self._queue.segments):
             return StallSource.WRITER
         return StallSource.LISTENER if self._ring.left_ms(now) > 0 else StallSource.ENGINE
 
@@ -795,114 +609,50 @@ class Response:
     def _stop(self, status: ResponseStatus, error: Exception | None = None) -> None:
         if self.is_done:
             return
-        self._terminal = self._summarize(status, error)
-        self._ended_at_samples = self._played_engine_samples()
+        num_sent = max(self._ring.num_sent_samples - self.pre_skip_samples, 0)
+        self._terminal = self._totals.summarize(
+            self.response_id, status, error, num_sent, self.format.sample_rate, self._timeline
+        )
+        self._ended_at_samples = self._output.played_engine_samples()
         self.state = State.STOPPING
-        if status is not ResponseStatus.COMPLETED:  # else all was sent, and a lost connection may lack the last of it
-            self._ring.clear()
+        # Of a completed response all was sent, and a lost connection may lack the last of it.
+        self._output.stop(drops_unsent=status is not ResponseStatus.COMPLETED)
         self._timeline.stop()
         self._text.stop()
         self._text_queue.leave(self)
-        for stream in self._streams:
-            stream.cancel()
+        self._queue.cancel()
         self._alarm.set()
-        self._wake_reader()
+        self._output.wake_reader()
         self._ended.set()
         self._services.metrics.inc("responses_total", status=status)
-        self._record_usage(self._terminal)
+        self._account.record(self._terminal, self._text.num_text_chars)
         self._on_end(self)
 
-    def _record_usage(self, end: ResponseFinished) -> None:
-        if self._services.usage is not None:
-            record = UsageRecord(
-                id=self._request_prefix,
-                key=self._key,
-                status=end.status,
-                code=end.error.code if end.error else None,
-                chars=self._text.num_text_chars,
-                audio_ms=round(end.audio_ms),
-                frames=end.num_frames,
-                resynced=self._is_resynced,
-            )
-            self._recording = self._services.usage.record(record)
-
-    def _summarize(self, status: ResponseStatus, error: Exception | None) -> ResponseFinished:
-        """Return the terminal event as if all was heard; heard text is found when it is read."""
-        handed_over = max(self._ring.num_sent_samples - self.pre_skip_samples, 0)
-        audio_samples = min(handed_over, self._totals.num_samples)
-        audio_ms = 1000 * audio_samples / self.format.sample_rate
-        return ResponseFinished(
-            self.response_id,
-            status,
-            audio_samples=audio_samples,
-            audio_ms=audio_ms,
-            heard=self._timeline.full_heard_text(audio_ms),
-            nothing_spoken=status is ResponseStatus.COMPLETED and audio_samples == 0,
-            first_audio_ms=self._totals.first_audio_ms,
-            num_text_tokens=self._totals.num_text_tokens,
-            num_frames=self._totals.num_frames,
-            error=None if error is None else ErrorInfo.from_error(error),
-            has_runaway=self._totals.has_runaway,
-        )
-
     def _close(self) -> None:
-        """Put the terminal event in the ring, in a later iteration if its heard text takes long to find."""
+        """Put the terminal event in the ring, in a later iteration if that has to wait."""
         assert self._terminal is not None
-        if self._recording is not None:
-            self._heard_task = asyncio.get_running_loop().create_task(self._close_when_recorded(self._recording))
+        if self._account.is_recording:
+            self._heard_task = asyncio.get_running_loop().create_task(self._close_later(self._terminal))
         elif self._terminal.status is ResponseStatus.COMPLETED:
-            self._put_terminal(self._terminal.heard)
+            self._put_terminal(self._terminal)
         elif self._timeline.num_pending_bytes(self._ended_at_samples) <= MAX_INLINE_ALIGN_BYTES:
-            self._put_terminal(self._timeline.heard_text(self._ended_at_samples))
+            self._put_terminal(replace(self._terminal, heard=self._timeline.heard_text(self._ended_at_samples)))
         else:
-            self._heard_task = asyncio.get_running_loop().create_task(self._close_when_aligned())
+            self._heard_task = asyncio.get_running_loop().create_task(self._close_later(self._terminal))
 
-    async def _close_when_recorded(self, recording: asyncio.Future[None]) -> None:
-        assert self._terminal is not None
-        await asyncio.wait([recording], timeout=MAX_USAGE_WAIT_S)
-        is_all_heard = self._terminal.status is ResponseStatus.COMPLETED
-        self._put_terminal(
-            self._terminal.heard if is_all_heard else await self._find_heard_text(self._ended_at_samples)
-        )
-
-    async def _close_when_aligned(self) -> None:
-        self._put_terminal(await self._find_heard_text(self._ended_at_samples))
+    async def _close_later(self, terminal: ResponseFinished) -> None:
+        await self._account.recorded()
+        if terminal.status is not ResponseStatus.COMPLETED:
+            terminal = replace(terminal, heard=await self._find_heard_text(self._ended_at_samples))
+        self._put_terminal(terminal)
 
     async def _find_heard_text(self, played_samples: int) -> HeardText:
         max_wait_s = self._services.limits.heard_text_timeout_ms / 1000
         return await self._timeline.find_heard_text(played_samples, self._services.aligners, max_wait_s)
 
-    def _put_terminal(self, heard: HeardText) -> None:
-        assert self._terminal is not None
-        self._ring.close(replace(self._terminal, heard=heard))
+    def _put_terminal(self, terminal: ResponseFinished) -> None:
         self.state = State.ENDED
-        self._wake_reader()
-
-
-def create_parser(settings: SpeechSettings, styles: StyleResolver | None) -> MarkupParser | None:
-    """Return what reads the text before it is normalized; ``None`` if nothing is to be read."""
-    if styles is None and not settings.lexicons:
-        return None
-    parser = SsmlParser(None if styles is None else styles.context, create_tokenizer(settings))
-    return LexiconReader(parser, settings.lexicons, settings.language) if settings.lexicons else parser
-
-
-def create_tokenizer(settings: SpeechSettings) -> TagTokenizer:
-    tokenizer: TagTokenizer = MarkupTokenizer() if settings.markup is Markup.SSML else PlainTokenizer()
-    if settings.inline_forms:
-        tokenizer = InlineForms(settings.inline_forms, tokenizer)
-    return SpeakerLines(tokenizer, settings.speakers) if settings.speakers else tokenizer
-
-
-def select_backlog(settings: SpeechSettings, services: SessionServices) -> AlignmentBacklog | None:
-    """Return the backlog where speech waits for alignment; ``None`` aligns it at once."""
-    if settings.word_times or not settings.reports_heard_text:
-        return None
-    return services.idle_backlog if settings.align_eagerly else services.backlog
-
-
-def count_underrun(metrics: Metrics, cause: UnderrunCause) -> None:
-    metrics.inc("audio_underruns_total", cause=cause)
+        self._output.close(terminal)
 
 
 def _next_event(segment: TextSegment) -> SpeechEvent | None:

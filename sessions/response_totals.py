@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from engine.api import FinishReason, RequestFinished
+from engine.api import ErrorInfo, FinishReason, RequestFinished
 from sessions.config import SpeechSettings
+from sessions.events import ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
+
+if TYPE_CHECKING:
+    from sessions.timeline import ResponseTimeline
 
 
 @dataclass(slots=True)
 class ResponseTotals:
-    # Segments submitted to the engine.
-    num_segments: int = 0
     # Events received from the engine.
     num_engine_events: int = 0
     num_text_tokens: int = 0
@@ -26,6 +29,10 @@ class ResponseTotals:
     first_text_s: float | None = None
     # Time from then to the first audio that was sent.
     first_audio_ms: float | None = None
+
+    def on_submitted(self, now_s: float) -> None:
+        if self.first_text_s is None:
+            self.first_text_s = now_s
 
     def on_segment_end(self, end: RequestFinished, settings: SpeechSettings, metrics: Metrics) -> None:
         self.num_text_tokens += end.num_text_tokens
@@ -42,6 +49,33 @@ class ResponseTotals:
         if self.first_audio_ms is None and self.first_text_s is not None:
             self.first_audio_ms = 1000 * (now_s - self.first_text_s)
             metrics.observe("time_to_first_audio_seconds", self.first_audio_ms / 1000)
+
+    def summarize(
+        self,
+        response_id: str,
+        status: ResponseStatus,
+        error: Exception | None,
+        num_sent_samples: int,
+        sample_rate: int,
+        timeline: ResponseTimeline,
+    ) -> ResponseFinished:
+        """Return the terminal event as if all was heard. ``num_sent_samples`` are those of speech, and of what filled
+        the last packet."""
+        audio_samples = min(num_sent_samples, self.num_samples)
+        audio_ms = 1000 * audio_samples / sample_rate
+        return ResponseFinished(
+            response_id,
+            status,
+            audio_samples=audio_samples,
+            audio_ms=audio_ms,
+            heard=timeline.full_heard_text(audio_ms),
+            nothing_spoken=status is ResponseStatus.COMPLETED and audio_samples == 0,
+            first_audio_ms=self.first_audio_ms,
+            num_text_tokens=self.num_text_tokens,
+            num_frames=self.num_frames,
+            error=None if error is None else ErrorInfo.from_error(error),
+            has_runaway=self.has_runaway,
+        )
 
 
 def is_runaway(reason: FinishReason, settings: SpeechSettings) -> bool:

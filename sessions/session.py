@@ -15,6 +15,7 @@ from sessions.quotas import KeyMeter
 from sessions.response import Response
 from sessions.session_services import SessionServices
 from sessions.styles import resolve_speakers
+from sessions.usage import ResponseAccount
 from sessions.validation import resolve_settings
 from sessions.weak import weak_method
 
@@ -109,10 +110,9 @@ class Session:
             self._text_queue,
             weak_method(self._admit),
             weak_method(self._on_response_end),
+            ResponseAccount(request_prefix, self.key, self._meter, self._services.usage, replay is not None),
             self._is_resumable,
-            self.key,
             replay,
-            self._meter,
             self._is_bulk,
         )
         self._active.add(response)

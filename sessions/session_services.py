@@ -9,12 +9,14 @@ from sessions.admission import EvictSession
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.idle_backlog import IdleAlignmentBacklog
 from sessions.alignment.lazy_aligner import AlignmentBacklog
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.watermark.embedder import Watermark
-from sessions.config import SessionLimits
+from sessions.config import SessionLimits, SpeechSettings
 from sessions.encoders import EncoderPool
 from sessions.lexicon_store import LexiconStore
 from sessions.metrics import Metrics
 from sessions.text_budget import TextBudget
+from sessions.timeline import ResponseTimeline
 from sessions.usage import UsageRecorder
 from sessions.voices.store import VoiceStore
 
@@ -43,3 +45,16 @@ class SessionServices:
     usage: UsageRecorder | None = None
     # Marks all speech.
     watermark: Watermark | None = None
+
+    def create_timeline(self, settings: SpeechSettings) -> ResponseTimeline:
+        """Return the timeline of a response; without a need for word times it divides its speech evenly."""
+        needs_alignment = settings.reports_heard_text or settings.word_times or settings.reads_markup
+        make_aligner = self.make_aligner if needs_alignment else UniformAligner
+        sample_rate = self.engine.info.sample_rate
+        return ResponseTimeline(sample_rate, make_aligner, settings.speed, self._select_backlog(settings))
+
+    def _select_backlog(self, settings: SpeechSettings) -> AlignmentBacklog | None:
+        """Return the backlog where speech waits for alignment; ``None`` aligns it at once."""
+        if settings.word_times or not settings.reports_heard_text:
+            return None
+        return self.idle_backlog if settings.align_eagerly else self.backlog

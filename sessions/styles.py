@@ -1,4 +1,4 @@
-"""Settings of the parts of a response whose markup changes voice, language or rate."""
+"""What the settings make of markup: what reads it, and the settings of parts with another voice, language or rate."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from engine.api import InvalidRequest, SpeechError, UnknownVoice
-from sessions.config import SpeechSettings
+from sessions.config import Markup, SpeechSettings
 from sessions.languages import known_language
 from sessions.session_services import SessionServices
-from sessions.text.ssml.parser import MAX_EMOTION_CHARS, MarkupContext
+from sessions.text.lexicons.reader import LexiconReader, MarkupParser
+from sessions.text.ssml.inline import InlineForms
+from sessions.text.ssml.parser import MAX_EMOTION_CHARS, MarkupContext, SsmlParser
+from sessions.text.ssml.speaker_lines import SpeakerLines
 from sessions.text.ssml.style import SpeechStyle
+from sessions.text.ssml.tokens import MarkupTokenizer, PlainTokenizer, TagTokenizer
 from sessions.validation import resolve_settings
 
 # The instruction of a style, behind those of the response.
@@ -94,3 +98,18 @@ def resolve_speakers(settings: SpeechSettings, key: str, services: SessionServic
         except InvalidRequest as error:
             raise UnknownVoice(f"speakers: {label!r} has no voice: {error}", "speakers") from None
     return by_voice
+
+
+def create_parser(settings: SpeechSettings, styles: StyleResolver | None) -> MarkupParser | None:
+    """Return what reads the text before it is normalized; ``None`` if nothing is to be read."""
+    if styles is None and not settings.lexicons:
+        return None
+    parser = SsmlParser(None if styles is None else styles.context, create_tokenizer(settings))
+    return LexiconReader(parser, settings.lexicons, settings.language) if settings.lexicons else parser
+
+
+def create_tokenizer(settings: SpeechSettings) -> TagTokenizer:
+    tokenizer: TagTokenizer = MarkupTokenizer() if settings.markup is Markup.SSML else PlainTokenizer()
+    if settings.inline_forms:
+        tokenizer = InlineForms(settings.inline_forms, tokenizer)
+    return SpeakerLines(tokenizer, settings.speakers) if settings.speakers else tokenizer

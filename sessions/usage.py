@@ -1,11 +1,18 @@
-"""What one reply used, for billing."""
+"""What one reply used: charged to the quotas of its key, and recorded for billing."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from sessions.events import ResponseFinished
+    from sessions.quotas import KeyMeter
+
+# Time for which a terminal event waits for the record of what the response used.
+MAX_USAGE_WAIT_S = 1.0
 
 
 class UsageRecord(Struct, frozen=True, kw_only=True):
@@ -30,3 +37,61 @@ class UsageRecorder(Protocol):
     def record(self, record: UsageRecord) -> asyncio.Future[None]:
         """Record a reply that ended; done when that is safe, or has failed."""
         ...
+
+
+class ResponseAccount:
+    """The account of one response. Without a ``meter`` nothing is charged, and without a ``recorder`` none recorded."""
+
+    def __init__(
+        self,
+        request_id: str,
+        key: str,
+        meter: KeyMeter | None = None,
+        recorder: UsageRecorder | None = None,
+        is_resynced: bool = False,
+    ) -> None:
+        self.key = key
+        self._request_id = request_id
+        self._meter = meter
+        self._recorder = recorder
+        self._is_resynced = is_resynced
+        self._num_charged_samples = 0
+        # Done once the record is safe.
+        self._recording: asyncio.Future[None] | None = None
+
+    def charge_text(self, num_chars: int) -> None:
+        """Count text that arrives. Raises ``QuotaExceeded``; then nothing was counted."""
+        if self._meter is not None:
+            self._meter.charge_text(num_chars)
+
+    def charge_audio(self, num_sent_samples: int, sample_rate: int) -> None:
+        """Count what was sent for the first time; ``num_sent_samples`` are all that were sent so far."""
+        if self._meter is not None and self._meter.counts_audio:
+            num_samples = max(num_sent_samples - self._num_charged_samples, 0)
+            num_ms = 1000 * num_samples // sample_rate
+            self._num_charged_samples += num_ms * sample_rate // 1000
+            self._meter.charge_audio(num_ms)
+
+    def record(self, end: ResponseFinished, num_chars: int) -> None:
+        """Begin to record the response, which ends with ``end``."""
+        if self._recorder is not None:
+            record = UsageRecord(
+                id=self._request_id,
+                key=self.key,
+                status=end.status,
+                code=end.error.code if end.error else None,
+                chars=num_chars,
+                audio_ms=round(end.audio_ms),
+                frames=end.num_frames,
+                resynced=self._is_resynced,
+            )
+            self._recording = self._recorder.record(record)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._recording is not None
+
+    async def recorded(self) -> None:
+        """Wait until the record is safe or has failed, at most ``MAX_USAGE_WAIT_S``."""
+        if self._recording is not None:
+            await asyncio.wait([self._recording], timeout=MAX_USAGE_WAIT_S)

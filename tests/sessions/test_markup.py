@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sessions import response as response_module
+from sessions import styles
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.silence_trimmer import MARGIN_MS, MAX_TRIM_MS, SilenceTrimmer
 from sessions.audio.speech_shaper import SpeechShaper
@@ -373,12 +374,12 @@ async def test_text_without_markup_costs_no_parser(
     registry: SessionRegistry, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ):
     made: list[object] = []
-    monkeypatch.setattr(response_module, "SsmlParser", lambda *given: made.append(given))
+    monkeypatch.setattr(styles, "SsmlParser", lambda *given: made.append(given))
     monkeypatch.setattr(response_module, "StyleResolver", lambda *given: made.append(given))
     text = "a <break/> b &amp; <nope>c"
     reading = await say(registry, text, BURST)
     assert not made
-    assert response_module.create_parser(BURST, None) is None
+    assert styles.create_parser(BURST, None) is None
     assert [request.text for request in engine.requests] == [text]
     assert reading.done.heard.text == text
 

@@ -245,7 +245,7 @@ async def test_no_audio_follows_a_cancel_and_all_is_free(registry: SessionRegist
 async def test_cancel_before_the_woken_reader_runs_is_effective(registry: SessionRegistry):
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     waiting = asyncio.ensure_future(anext(response))
-    while not response._reader._is_set:  # the sound is there, and the reader is about to run
+    while not response._output._reader._is_set:  # the sound is there, and the reader is about to run
         await asyncio.sleep(0)
         if response._ring.is_empty:
             await asyncio.sleep(0.001)

@@ -1,0 +1,139 @@
+"""What a response has begun of its text and not yet spoken, in order, with the engine's requests of its segments."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from sessions.checkpoint import SpokenSegment
+from sessions.text.ssml.parser import BreakItem, MarkItem
+from sessions.text_track import TextItem, TextSegment
+
+if TYPE_CHECKING:
+    from engine.api import SpeechStream
+    from sessions.config import SpeechSettings
+    from sessions.session_services import SessionServices
+    from sessions.styles import StyleResolver
+
+# Flushes are taken from the text when they are passed on; very many at once would hold up others.
+MAX_BEGUN_ITEMS = 50
+
+
+class SpeakingQueue:
+    """Owns the streams of all segments until ``release``."""
+
+    def __init__(
+        self,
+        request_prefix: str,
+        group: str,
+        settings: SpeechSettings,
+        services: SessionServices,
+        styles: StyleResolver | None,
+        is_burst: bool,
+        to_replay: Sequence[SpokenSegment],
+        on_event: Callable[[], None],
+    ) -> None:
+        """``to_replay`` are the first segments as another gateway spoke them. ``on_event`` is called when a stream may
+        have another event."""
+        # Segments submitted. One that is submitted again counts once.
+        self.num_segments = 0
+        self._request_prefix = request_prefix
+        self._group = group
+        self._settings = settings
+        self._services = services
+        self._styles = styles
+        self._is_burst = is_burst
+        # Not yet submitted.
+        self._to_replay = deque(to_replay)
+        self._on_event = on_event
+        self._items: deque[TextItem] = deque()
+        self._streams: list[SpeechStream] = []
+
+    @property
+    def current(self) -> TextItem | None:
+        """The item that is being spoken."""
+        return self._items[0] if self._items else None
+
+    @property
+    def segments(self) -> list[TextSegment]:
+        return [item for item in self._items if isinstance(item, TextSegment)]
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._items) >= MAX_BEGUN_ITEMS
+
+    @property
+    def is_segment_next(self) -> bool:
+        return len(self._items) > 1 and isinstance(self._items[1], TextSegment)
+
+    @property
+    def has_sounded(self) -> bool:
+        """True once a segment has audio."""
+        segments = self.segments
+        return len(segments) < self.num_segments or any(segment.has_audio for segment in segments)
+
+    @property
+    def next_to_replay(self) -> SpokenSegment | None:
+        """What is known of the next segment's speech; ``None`` if it is new."""
+        return self._to_replay[0] if self._to_replay else None
+
+    @property
+    def is_replaying(self) -> bool:
+        """True while what is known is made again."""
+        return bool(self._to_replay) or any(segment.num_bytes_to_replay for segment in self.segments)
+
+    def is_break_next(self, waiting: Iterable[TextItem]) -> bool:
+        """Return whether silence follows what is being spoken; ``waiting`` are the items that have not begun."""
+        following = islice(chain(self._items, waiting), 1, None)
+        return isinstance(next((item for item in following if not isinstance(item, MarkItem)), None), BreakItem)
+
+    def begin(self, item: TextItem) -> None:
+        if isinstance(item, TextSegment):
+            self._submit(item)
+        self._items.append(item)
+
+    def pop(self) -> None:
+        """Remove the item that was being spoken."""
+        self._items.popleft()
+
+    def submit_again(self, segment: TextSegment) -> None:
+        """Submit the last segment once more: the engine refused it."""
+        self.num_segments -= 1
+        self._submit(segment)
+
+    def _submit(self, segment: TextSegment) -> None:
+        known = segment.known or (self._to_replay.popleft() if self._to_replay else SpokenSegment(segment.closed))
+        segment.number, segment.known = self.num_segments, known
+        segment.num_bytes_to_replay = len(known.codes)
+        settings = self._settings if self._styles is None else self._styles.settings_for(segment.style)
+        request = settings.create_request(
+            f"{self._request_prefix}/{len(self._streams)}",
+            segment.text,
+            known.is_text_closed,
+            segment.number,
+            self._group,
+            self._services.limits.min_engine_lead_ms,
+            known.point,
+            self._is_burst,
+        )
+        segment.stream = self._services.engine.submit(request, self._on_event)
+        if segment.closed and not known.is_text_closed:
+            segment.stream.end_input()
+        self._streams.append(segment.stream)
+        self.num_segments += 1
+
+    def cancel(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+
+    async def release(self) -> None:
+        """Cancel what still runs, and wait until nothing of the engine is held."""
+        self.cancel()
+        for stream in self._streams:
+            await stream.released()
+        for segment in self.segments:
+            segment.stream = None
+        self._streams.clear()
+        self._items.clear()
