@@ -91,7 +91,7 @@ async def _make_clip(engine: SpeechEngine, slots: asyncio.Semaphore, folder: Pat
         async for event in engine.submit(request):
             match event:
                 case SpeechChunk():
-                    pieces.append(event.pcm[: len(event.pcm) - event.provisional_tail_samples])
+                    pieces.append(event.pcm)
                 case RequestFinished(error=error) if error is not None:
                     raise RuntimeError(error.message)
     (folder / f"{number:04}.wav").write_bytes(wav_file(np.concatenate(pieces), RATE))

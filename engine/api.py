@@ -192,7 +192,7 @@ class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
 
     # int16: ``SpeechChunk.codes`` of all its chunks, joined.
     codes: bytes
-    # Samples received, provisional tails not counted; the next chunk begins there.
+    # Samples received; the next chunk begins there.
     num_samples: int
     # Whether the other engine had sampled all of the request: nothing is sampled behind the codes.
     is_complete: bool = False
@@ -257,8 +257,6 @@ class SpeechChunk:
     start_sample: int
     # Mono float32 in [-1, 1].
     pcm: Pcm
-    # Always 0.
-    provisional_tail_samples: int = 0
     last: bool = False
     # int16: what was sampled since the chunk before, control tokens included.
     codes: bytes = b""

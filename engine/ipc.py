@@ -35,7 +35,7 @@ READY = "ready"
 PROGRESS = "progress: "
 MAX_MESSAGE_BYTES = 64 * 2**20
 # Raised by each change of a message that the other end would misread.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 # Interval of ``StatsMessage``, by which a gateway also knows that the engine's machine is there.
 STATS_EVERY_S = 0.2
 
@@ -150,8 +150,8 @@ def decode_message(payload: bytes) -> Message:
 
 def pack_event(epoch: int, event: SpeechEvent | RequestReleased) -> tuple[Any, ...]:
     match event:
-        case SpeechChunk(request_id, start, pcm, tail, last, codes):
-            return (epoch, "chunk", request_id, start, len(pcm), tail, last, codes)
+        case SpeechChunk(request_id, start, pcm, last, codes):
+            return (epoch, "chunk", request_id, start, len(pcm), last, codes)
         case RequestParked(request_id, lead_ms):
             return (epoch, "starved", request_id, lead_ms)
         case RequestFinished():
@@ -175,9 +175,9 @@ def unpack_events(message: EventsMessage, pcm: bytes) -> Iterator[Emitted]:
     samples, end = np.frombuffer(pcm, np.float32), 0
     for epoch, kind, *fields in message.events:
         if kind == "chunk":
-            request_id, start, count, tail, last, codes = fields
+            request_id, start, count, last, codes = fields
             end += count
-            yield epoch, SpeechChunk(request_id, start, samples[end - count : end].copy(), tail, last, codes)
+            yield epoch, SpeechChunk(request_id, start, samples[end - count : end].copy(), last, codes)
         else:
             yield unpack_event(epoch, kind, fields)
 

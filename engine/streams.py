@@ -73,8 +73,6 @@ class EngineStream:
         # Those of a replay come with its chunks again.
         self._codes = bytearray(resume.codes if resume and not resume.is_replay else b"")
         self._codes_ahead = b""
-        # Without the provisional tail.
-        self._num_final_samples = 0
         self._num_interruptions = 0
         # Samples played, and when that was so.
         self._playback: tuple[int, float] | None = None
@@ -151,7 +149,6 @@ class EngineStream:
 
     def _record_chunk(self, chunk: SpeechChunk) -> None:
         self._num_samples = chunk.start_sample + len(chunk.pcm)
-        self._num_final_samples = self._num_samples - chunk.provisional_tail_samples
         self._codes += chunk.codes
         self._num_interruptions = 0
         if self._playback is None:
@@ -172,9 +169,9 @@ class EngineStream:
             self._send(command)
 
     def _resume_commands(self, sample_rate: int) -> Iterator[Command]:
-        if not self._num_final_samples:
+        if not self._num_samples:
             self._codes.clear()
-        point = ResumePoint(codes=bytes(self._codes), num_samples=self._num_final_samples)
+        point = ResumePoint(codes=bytes(self._codes), num_samples=self._num_samples)
         if (replay := self.request.resume) is not None and replay.is_replay:
             # Those that did not come with chunks yet come with the next one.
             self._codes_ahead = replay.codes[len(point.codes) :] if point.num_samples else b""
@@ -189,7 +186,7 @@ class EngineStream:
         if self._playback is not None:
             played_samples, then_s = self._playback
             now_samples = played_samples + round((time.monotonic() - then_s) * sample_rate)
-            played_samples = max(played_samples, min(now_samples, self._num_final_samples))
+            played_samples = max(played_samples, min(now_samples, self._num_samples))
             yield ReportRequestPlayback(self._epoch, played_samples)
 
 

@@ -56,9 +56,7 @@ async def speak(engine: SpeechEngine, request: SpeechRequest, out: Path) -> dict
         async for event in engine.submit(request):
             match event:
                 case SpeechChunk():
-                    # The next chunk repeats the provisional tail.
-                    pcm = event.pcm[: len(event.pcm) - event.provisional_tail_samples]
-                    data = (np.clip(pcm, -1, 1) * 32_767).astype("<i2").tobytes()
+                    data = (np.clip(event.pcm, -1, 1) * 32_767).astype("<i2").tobytes()
                     whole.writeframes(data)
                     file = out / f"{name}-{len(chunks):03}.wav"
                     with open_wav(file, rate) as part:
@@ -68,10 +66,10 @@ async def speak(engine: SpeechEngine, request: SpeechRequest, out: Path) -> dict
                             "file": file.name,
                             "arrived_ms": round(1000 * (time.monotonic() - start_s), 1),
                             "start_ms": round(1000 * num_samples / rate, 1),
-                            "audio_ms": round(1000 * len(pcm) / rate, 1),
+                            "audio_ms": round(1000 * len(event.pcm) / rate, 1),
                         }
                     )
-                    num_samples += len(pcm)
+                    num_samples += len(event.pcm)
                 case RequestFinished():
                     if event.error is not None:
                         raise SystemExit(event.error.message)
