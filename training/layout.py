@@ -16,6 +16,7 @@ from engine.models.qwen3_tts.config import (
     read_codec,
     read_talker,
 )
+from engine.text.tokenizer_files import SpecialIds
 from training.settings import FRAME_SAMPLES, SAMPLE_RATE, Settings, Sizes
 
 CONTROL_IDS = ("pad", "bos", "eos_token", "think", "nothink", "think_bos", "think_eos")
@@ -24,17 +25,11 @@ ENGLISH_OFFSET, SPEAKER_OFFSET = 16, 32
 
 
 @dataclass(frozen=True)
-class TextIds:
+class TextIds(SpecialIds):
     """Rows of the text vocabulary that frame a prompt."""
 
     vocab_size: int
-    im_start: int
-    im_end: int
-    assistant: int
     newline: int
-    tts_pad: int
-    tts_bos: int
-    tts_eos: int
 
 
 def _stack(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
@@ -111,12 +106,7 @@ def model_file(settings: Settings, text: TextIds) -> dict[str, Any]:
         "tts_model_type": "custom_voice",
         "tts_model_size": "embedded",
         "tokenizer_type": CODEC_MODEL_TYPE,
-        "im_start_token_id": text.im_start,
-        "im_end_token_id": text.im_end,
-        "assistant_token_id": text.assistant,
-        "tts_pad_token_id": text.tts_pad,
-        "tts_bos_token_id": text.tts_bos,
-        "tts_eos_token_id": text.tts_eos,
+        **{f"{name}_token_id": getattr(text, name) for name in SpecialIds.__slots__},
         "talker_config": talker_section(settings, text.vocab_size),
     }
 

@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from engine.models.qwen3_tts.config import Qwen3TTSConfig
-from engine.models.qwen3_tts.config import TextIds as PromptIds
 from engine.models.qwen3_tts.prompt import PromptBuilder
 from engine.models.qwen3_tts.talker import Talker
 from training.checkpoints import load, say
@@ -65,9 +64,8 @@ class Run:
 
 
 def voice_config(settings: Settings, ids: TextIds) -> Qwen3TTSConfig:
-    text = PromptIds(ids.im_start, ids.im_end, ids.assistant, ids.tts_pad, ids.tts_bos, ids.tts_eos)
     talker = talker_config(settings, ids.vocab_size)
-    return Qwen3TTSConfig("custom_voice", "embedded", talker, codec_config(settings.sizes), text)
+    return Qwen3TTSConfig("custom_voice", "embedded", talker, codec_config(settings.sizes), ids)
 
 
 def prepare(run: Run) -> None:

@@ -24,7 +24,7 @@ _ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """Ids that the prompt uses and text never yields; from ``config.json``."""
+    """Ids that frame every prompt and that text never yields (spec 3.1); from ``config.json``."""
 
     im_start: int
     im_end: int

@@ -18,6 +18,7 @@ from engine.layers.transformer import TransformerConfig
 from engine.models.config_file import ConfigSection, Count, Id, Size, Sizes, read_json
 from engine.models.config_file import read_transformer as read_sizes
 from engine.models.qwen3_tts.encoder_config import EncoderConfigs, read_codec_encoder, read_speaker_encoder
+from engine.text.tokenizer_files import SpecialIds
 
 MODEL_TYPE = "qwen3_tts"
 CODEC_MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
@@ -104,18 +105,6 @@ class CodecDecoderConfig:
         return math.prod(self.upsample_rates) * math.prod(self.upsampling_ratios)
 
 
-@dataclass(frozen=True, slots=True)
-class TextIds:
-    """Ids of the text vocabulary that frame every prompt (spec 3.1)."""
-
-    im_start: Id
-    im_end: Id
-    assistant: Id
-    tts_pad: Id
-    tts_bos: Id
-    tts_eos: Id
-
-
 INSTRUCTED_SIZES = ("1b7",)
 TASKS = ("base", "custom_voice", "voice_design")
 # Where the file has another name for it.
@@ -173,7 +162,7 @@ class Qwen3TTSConfig:
     size: str
     talker: QwenTalkerConfig
     codec: CodecDecoderConfig
-    text: TextIds
+    text: SpecialIds
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     # Of a base checkpoint.
     encoders: EncoderConfigs | None = None
@@ -317,7 +306,7 @@ def read_config(folder: Path) -> Qwen3TTSConfig:
         size=_read_size(file, talker),
         talker=talker,
         codec=read_codec(codec_file),
-        text=file.read(TextIds, {name: f"{name}_token_id" for name in TextIds.__slots__}),
+        text=SpecialIds(**{name: file.integer(f"{name}_token_id") for name in SpecialIds.__slots__}),
         generation=read_generation(folder),
         encoders=_read_encoders(file, codec_file),
     )
@@ -360,7 +349,7 @@ def _check_stages_agree(config: Qwen3TTSConfig) -> None:
     for name, *values in pairs:
         if len(set(values)) != 1:
             raise CheckpointError(f"{name} differs between talker, code predictor and codec: {values}")
-    for name in TextIds.__slots__:
+    for name in SpecialIds.__slots__:
         if not 0 <= getattr(config.text, name) < talker.text_vocab_size:
             value = getattr(config.text, name)
             raise CheckpointError(f"config.json: text id {name!r} is {value}, past {talker.text_vocab_size} rows")

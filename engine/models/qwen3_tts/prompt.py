@@ -13,10 +13,11 @@ from torch import Tensor
 from engine.api import SamplingParams, TextLayout
 from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
 from engine.models.base import SequenceState
-from engine.models.qwen3_tts.config import GenerationDefaults, Qwen3TTSConfig, TextIds
+from engine.models.qwen3_tts.config import GenerationDefaults, Qwen3TTSConfig
 from engine.models.qwen3_tts.voice import PreparedVoice
 from engine.ops.noise import SampleKey
 from engine.ops.sampler import RowSamplingParams
+from engine.text.tokenizer_files import SpecialIds
 
 
 class FrameLog(Sequence[Sequence[int]]):
@@ -96,7 +97,7 @@ class QwenSequence(SequenceState):
             gone = self.codes[-window - 1][0]
             self.seen[gone] = any(frame[0] == gone for frame in self.codes[-window:])
 
-    def next_text_inputs(self, ids: TextIds) -> int | None:
+    def next_text_inputs(self, ids: SpecialIds) -> int | None:
         """The rest of a transcript, text, then one end-of-text row, then padding; never padding while text is open
         (spec 3.7)."""
         if self.voice is not None and self.num_transcript_fed < len(self.voice.transcript_ids):

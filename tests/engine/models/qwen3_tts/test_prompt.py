@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest, UnknownLanguage, UnknownVoice
-from engine.models.qwen3_tts.config import ControlIds, Qwen3TTSConfig, TextIds
+from engine.models.qwen3_tts.config import ControlIds, Qwen3TTSConfig
 from engine.models.qwen3_tts.prompt import FrameLog, PromptBuilder, PromptPosition
+from engine.text.tokenizer_files import SpecialIds
 
 LANGUAGES = {"english": 2050, "chinese": 2055, "sichuan_dialect": 2062, "beijing_dialect": 2074}
 SPEAKERS = {"ryan": 3061, "eric": 2875, "dylan": 2878}
@@ -28,7 +29,7 @@ def prompts(config: Qwen3TTSConfig) -> PromptBuilder:
         speakers=SPEAKERS,
         dialects=DIALECTS,
     )
-    text = TextIds(im_start=151644, im_end=151645, assistant=77091, tts_pad=151671, tts_bos=151672, tts_eos=151673)
+    text = SpecialIds(im_start=151644, im_end=151645, assistant=77091, tts_pad=151671, tts_bos=151672, tts_eos=151673)
     return PromptBuilder(replace(config, talker=talker, text=text), [151644, 77091, 198])
 
 
