@@ -116,7 +116,8 @@ class SimulatedEngine(EngineHarness):
         return sorted(first_s - self.asked_s[epoch] for epoch, first_s in self.first_s.items())
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "graphs"])
+# The scheduler decides, and it is the same on both paths.
+@pytest.fixture(params=[pytest.param(False, id="plain"), pytest.param(True, id="graphs", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, tiny_folder: Path) -> SimulatedEngine:
     return SimulatedEngine(tiny_folder, request.param)
 

@@ -21,7 +21,7 @@ from engine.api import (
     TextLayout,
 )
 from engine.config import EngineConfig
-from engine.load import load_engine
+from engine.load import LoadedCheckpoint, load_engine
 from tests.engine.engine_harness import EngineHarness, check_takeover
 from tests.engine.families import write_with_voice
 from tests.fakes.checkpoints import TINY, write_checkpoint
@@ -45,6 +45,10 @@ def in_turn(values: Sequence[Any]) -> list[Any]:
 
 
 def make_bench(folder: Path, graphs: bool, **settings: Any) -> EngineHarness:
+    return EngineHarness(load(folder, graphs, **settings).make_engine())
+
+
+def load(folder: Path, graphs: bool, **settings: Any) -> LoadedCheckpoint:
     usual = dict(
         num_blocks=300,
         block_size=8,
@@ -55,7 +59,7 @@ def make_bench(folder: Path, graphs: bool, **settings: Any) -> EngineHarness:
         lazy_graph_capture=True,
     )
     config = EngineConfig(**(usual | settings), graphs=graphs)
-    return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+    return load_engine(folder, config, "cpu", "float32", is_embedded=False)
 
 
 def check_same(found: EngineHarness, wanted: EngineHarness) -> None:
@@ -189,7 +193,9 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
 
 @pytest.mark.parametrize(("sampling", "graphs"), in_turn(SAMPLINGS), ids=str)
 def test_another_engine_goes_on_with_the_same_samples(any_folder: Path, sampling: SamplingParams, graphs: bool) -> None:
-    check_takeover(lambda: make_bench(any_folder, graphs), TOLERANCE, text=TEXT, text_closed=True, sampling=sampling)
+    loaded = load(any_folder, graphs)
+    spec = dict(text=TEXT, text_closed=True, sampling=sampling)
+    check_takeover(lambda: EngineHarness(loaded.make_engine()), TOLERANCE, **spec)
 
 
 @pytest.mark.parametrize(("layout", "graphs"), in_turn(LAYOUTS), ids=str)
@@ -199,7 +205,8 @@ def test_another_engine_goes_on_where_a_frame_hears_ahead(tmp_path: Path, layout
     sampling = SamplingParams(seed=5, min_new_tokens=70)
     spec = dict(text=TEXT * 3, text_closed=True, layout=layout, sampling=sampling, max_frames=90)
     # Which blocks go together is a matter of timing: another lead alone makes a difference of 0.00095.
-    check_takeover(lambda: make_bench(folder, graphs, max_frames=120), 2e-3, **spec)
+    loaded = load(folder, graphs, max_frames=120)
+    check_takeover(lambda: EngineHarness(loaded.make_engine()), 2e-3, **spec)
 
 
 @pytest.mark.parametrize(("layout", "graphs"), in_turn(LAYOUTS), ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.config import EngineConfig
 from engine.launch import EMBEDDED_VOICE
 from engine.layers.transformer import CausalContext
-from engine.load import load_engine
+from engine.load import LoadedCheckpoint, load_engine
 from engine.models.qwen3_tts import model as model_module
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import QwenSequence
@@ -44,16 +45,16 @@ MakeBench = Callable[..., EngineHarness]
 def make_bench(request: pytest.FixtureRequest) -> MakeBench:
     folder, cpu_optimizations = request.param
 
-    def make(**settings: Any) -> EngineHarness:
+    @cache
+    def load(**settings: Any) -> LoadedCheckpoint:
         usual: dict[str, Any] = dict(
             num_blocks=300, block_size=8, max_batch_size=ROWS, max_running_requests=ROWS, max_frames=24
         )
         usual["lazy_graph_capture"] = True  # warming up is seconds for each engine, and says nothing
         config = EngineConfig(**(usual | {"cpu_optimizations": cpu_optimizations} | settings))
-        loaded = load_engine(request.getfixturevalue(folder), config, "cpu", "float32", is_embedded=False)
-        return EngineHarness(loaded.make_engine())
+        return load_engine(request.getfixturevalue(folder), config, "cpu", "float32", is_embedded=False)
 
-    return make
+    return lambda **settings: EngineHarness(load(**settings).make_engine())
 
 
 def speak(bench: EngineHarness, **fields: Any) -> int:
