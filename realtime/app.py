@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,46 +76,57 @@ def create_app(
     switchboard = CallRegistry(config.calls.max_queued_events)
     server.agent = _load_agent(server, switchboard)
     server.call_agent = server.agent if config.calls.agent == "builtin" else None
-    session_relay = SessionRelay(server, switchboard, None if exchange is None else exchange.parent)
-    relay = HubClient(switchboard, exchange, config.calls.remote_command_timeout_s)
-    audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
-    mqtt = MqttBridge(server, switchboard)
-    wyoming = WyomingServer(server)
-    devices = XiaozhiService(server, switchboard)
-    device_ports = XiaozhiMqttServer(devices)
+    services = AppServices(server, switchboard, cluster.context, exchange)
+    app = Starlette(
+        routes=_routes(server, switchboard, services.devices),
+        middleware=[Middleware(QuotaHeaders, server)] if keys.quota_names else [],
+        exception_handlers=dict.fromkeys((SpeechError, 404, 405, 500), error_handler),
+        lifespan=services.run,
+    )
+    app.state.server = server
+    app.state.audiosocket = services.audiosocket
+    app.state.mqtt = services.mqtt
+    app.state.wyoming = services.wyoming
+    app.state.device_ports = services.device_ports
+    return app
+
+
+class AppServices:
+    """What runs beside the routes of an application."""
+
+    def __init__(
+        self,
+        server: SpeechServer,
+        switchboard: CallRegistry,
+        cluster: AbstractAsyncContextManager[None],
+        exchange: Path | None,
+    ) -> None:
+        self.audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
+        self.mqtt = MqttBridge(server, switchboard)
+        self.wyoming = WyomingServer(server)
+        self.devices = XiaozhiService(server, switchboard)
+        self.device_ports = XiaozhiMqttServer(self.devices)
+        self._server = server
+        self._cluster = cluster
+        hub = HubClient(switchboard, exchange, server.config.calls.remote_command_timeout_s)
+        relay = SessionRelay(server, switchboard, None if exchange is None else exchange.parent)
+        self._opened = (hub, relay, self.audiosocket, self.mqtt, self.wyoming, self.device_ports)
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await server.start()
+    async def run(self, _: Starlette) -> AsyncIterator[None]:
+        """Start the server and all services, and end them in reverse order."""
+        await self._server.start()
         try:
-            if server.agent is not None:
-                await server.agent.start()
+            if self._server.agent is not None:
+                await self._server.agent.start()
             async with AsyncExitStack() as services:
-                await services.enter_async_context(cluster.context)
-                for service in (relay, session_relay, audiosocket, mqtt, wyoming, device_ports):
+                await services.enter_async_context(self._cluster)
+                for service in self._opened:
                     await services.enter_async_context(service.open())
                 yield
         finally:
-            devices.close()
-            await server.aclose()
-
-    app = Starlette(
-        routes=_routes(server, switchboard, devices),
-        middleware=[Middleware(QuotaHeaders, server)] if keys.quota_names else [],
-        exception_handlers={
-            SpeechError: error_handler,
-            404: error_handler,
-            405: error_handler,
-            500: error_handler,
-        },
-        lifespan=lifespan,
-    )
-    app.state.server = server
-    app.state.audiosocket = audiosocket
-    app.state.mqtt = mqtt
-    app.state.wyoming = wyoming
-    app.state.device_ports = device_ports
-    return app
+            self.devices.close()
+            await self._server.aclose()
 
 
 def _load_agent(server: SpeechServer, switchboard: CallRegistry) -> VoiceAgent | None:

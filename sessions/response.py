@@ -190,7 +190,7 @@ class Response:
         """Have ``voice`` speak the text that follows, or that of the response; word times name the ``speaker``.
 
         For responses that read markup. Raises ``TextInputClosed``."""
-        assert self._styles is not None, "a response that reads no markup"
+        assert self._has_styles, "a response that reads no markup"
         self._require_open("voice")
         self._text.change_speaker(speaker, voice)
         self.advance()
