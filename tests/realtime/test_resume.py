@@ -163,6 +163,17 @@ OPENING_BYTES = 1_500
 NUM_CUTS = 4
 
 
+async def check_cut_reply(cut: Listener, proxy: CuttingProxy, whole: Listener, rng: random.Random) -> None:
+    """Speak through a proxy that cuts the connection at any bytes: packets and end are those of ``whole``."""
+    cut_bytes = sum(map(len, whole.packets)) // NUM_CUTS
+    proxy.budgets = [rng.randrange(OPENING_BYTES) + rng.randrange(cut_bytes) for _ in range(NUM_CUTS)]
+    async with asyncio.timeout(60):
+        await cut.run()
+    assert b"".join(cut.packets) == b"".join(whole.packets)
+    ends = [msgspec.structs.replace(one.done[0], first_audio_ms=None) for one in (cut, whole)]
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("pace", "num_replies", "seed"),
@@ -174,19 +185,10 @@ async def test_cuts_at_any_byte_change_no_sample(name: str, pace: str, num_repli
     num_connections = 0
     async with live_server(FakeSpeechEngine(SCRIPT), limits__resume_grace_s=3) as live:
         whole = await speak(live, settings_of(name, pace))
-        num_bytes = sum(map(len, whole.packets))
         for _ in range(num_replies):
             async with cutting_proxy(live.port) as (proxy, url):
-                proxy.budgets = [
-                    rng.randrange(OPENING_BYTES) + rng.randrange(num_bytes // NUM_CUTS) for _ in range(NUM_CUTS)
-                ]
                 cut = Listener(url, settings_of(name, pace))
-                async with asyncio.timeout(60):
-                    await cut.run()
-            assert b"".join(cut.packets) == b"".join(whole.packets)
-            assert msgspec.structs.replace(cut.done[0], first_audio_ms=None) == msgspec.structs.replace(
-                whole.done[0], first_audio_ms=None
-            )
+                await check_cut_reply(cut, proxy, whole, rng)
             num_connections += cut.num_connections
         await live.freed()
     assert num_connections > 3 * num_replies
