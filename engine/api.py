@@ -50,6 +50,7 @@ __all__ = [
     "ReferenceAudio",
     "RequestFinished",
     "RequestParked",
+    "RequestTimings",
     "RequestTooLong",
     "ResumePoint",
     "RunDirectory",
@@ -248,6 +249,19 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.resume is not None and not self.resume.is_replay
 
 
+class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
+    """Milliseconds from a request's submit to its first chunk, by the engine's clock, in consecutive parts."""
+
+    # Until the first step that held it.
+    queue_ms: float
+    # Until the step that sampled its first frame.
+    prefill_ms: float
+    # Until the codes of that frame were known.
+    first_frame_ms: float
+    # Until the first chunk left.
+    decode_ms: float
+
+
 @dataclass(frozen=True, slots=True)
 class SpeechChunk:
     """A run of PCM. Chunks of a request arrive in order and abut exactly."""
@@ -260,6 +274,8 @@ class SpeechChunk:
     last: bool = False
     # int16: what was sampled since the chunk before, control tokens included.
     codes: bytes = b""
+    # With the first chunk; ``None`` if its frames were sampled by another engine.
+    timings: RequestTimings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from engine.api import (
     ReferenceAudio,
     RequestFinished,
     RequestParked,
+    RequestTimings,
     SpeechChunk,
     SpeechEvent,
     SpeechRequest,
@@ -150,8 +151,8 @@ def decode_message(payload: bytes) -> Message:
 
 def pack_event(epoch: int, event: SpeechEvent | RequestReleased) -> tuple[Any, ...]:
     match event:
-        case SpeechChunk(request_id, start, pcm, last, codes):
-            return (epoch, "chunk", request_id, start, len(pcm), last, codes)
+        case SpeechChunk(request_id, start, pcm, last, codes, timings):
+            return (epoch, "chunk", request_id, start, len(pcm), last, codes, timings)
         case RequestParked(request_id, lead_ms):
             return (epoch, "starved", request_id, lead_ms)
         case RequestFinished():
@@ -175,9 +176,10 @@ def unpack_events(message: EventsMessage, pcm: bytes) -> Iterator[Emitted]:
     samples, end = np.frombuffer(pcm, np.float32), 0
     for epoch, kind, *fields in message.events:
         if kind == "chunk":
-            request_id, start, count, last, codes = fields
+            request_id, start, count, last, codes, times = fields
             end += count
-            yield epoch, SpeechChunk(request_id, start, samples[end - count : end].copy(), last, codes)
+            timings = None if times is None else RequestTimings(*times)
+            yield epoch, SpeechChunk(request_id, start, samples[end - count : end].copy(), last, codes, timings)
         else:
             yield unpack_event(epoch, kind, fields)
 

@@ -143,7 +143,9 @@ class Engine:
         self.choose_device()
         self.process_results(self.runner.collect(self.times))
         num_chunks = self.decoding.emit_completed()
-        batch = self.scheduler.schedule(self.requests.clock())
+        scheduled_s = self.requests.clock()
+        batch = self.scheduler.schedule(scheduled_s)
+        batch.record_sampling(scheduled_s)
         self.requests.process_scheduled()
         num_chunks += self.decoding.emit_completed()
         self.process_results(self.runner.run(batch, self.times))
@@ -178,6 +180,8 @@ class Engine:
     def count_frame(self, request: Request, code0: int) -> None:
         request.num_frames += 1
         request.num_pending_frames += 1
+        if request.first_frame_s is None:
+            request.first_frame_s = self.requests.clock()
         if request.loop.push(code0):
             self.drain_decoder(request, FinishReason.LOOP)
         elif request.num_frames >= request.frame_cap:
@@ -207,13 +211,14 @@ class Engine:
             pcm = request.resumption.skip_received(pcm)
             if not len(pcm):
                 return
-        start = request.clock.num_emitted
+        start, timings = request.clock.num_emitted, None
         if request.first_chunk_s is None:
             request.first_chunk_s = now
+            timings = request.timings()
         last = request.phase is RequestPhase.DRAINING and request.num_pending_frames == 0
         request.clock.emit(len(pcm), now)
         codes = self.pop_codes(request)
-        event = SpeechChunk(request.spec.request_id, start, pcm, last=last, codes=codes)
+        event = SpeechChunk(request.spec.request_id, start, pcm, last=last, codes=codes, timings=timings)
         request.last_sent = last
         self.requests.events.append((request.epoch, event))
         request.num_chunks += 1

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.api import FinishReason, InvalidRequest, Pcm, ResumePoint, SpeechEvent, SpeechRequest
+from engine.api import FinishReason, InvalidRequest, Pcm, RequestTimings, ResumePoint, SpeechEvent, SpeechRequest
 from engine.errors import ErrorInfo
 from engine.models.base import SequenceState
 
@@ -138,6 +139,9 @@ class Request:
     started_s: float | None = None
     first_token_s: float | None = None
     prompt_ready_s: float | None = None
+    # When the step began that sampled the first frame, and when its codes were known.
+    sampling_s: float | None = None
+    first_frame_s: float | None = None
     first_chunk_s: float | None = None
     num_chunks: int = 0
     last_sent: bool = False
@@ -170,6 +174,14 @@ class Request:
         """Return when its listener runs out of audio: the order in which rows run. Rows without audio come first."""
         dry_at_s = self.clock.dry_at_s
         return 0.0 if dry_at_s is None else dry_at_s
+
+    def timings(self) -> RequestTimings | None:
+        """Return the parts of the time to the first chunk; ``None`` while one of them is not known."""
+        moments = (self.submitted_s, self.started_s, self.sampling_s, self.first_frame_s, self.first_chunk_s)
+        known = [moment_s for moment_s in moments if moment_s is not None]
+        if len(known) < len(moments):
+            return None
+        return RequestTimings(*(1000 * (end_s - start_s) for start_s, end_s in pairwise(known)))
 
     def generated_lead_s(self, now_s: float, frame_s: float) -> float:
         """Lead counting also frames sampled and not yet decoded, except those whose audio was received before."""
@@ -212,6 +224,12 @@ class StepBatch:
     @property
     def items(self) -> list[ScheduledWork]:
         return [*self.prefills, *self.steps]
+
+    def record_sampling(self, now_s: float) -> None:
+        """Note when the first sampling step of each request begins."""
+        for work in self.items:
+            if work.request.sampling_s is None and work.sample:
+                work.request.sampling_s = now_s
 
     @property
     def num_prefill_positions(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api import FinishReason, RequestFinished, RequestParked, SpeechChunk
+from engine.api import FinishReason, RequestFinished, RequestParked, RequestTimings, SpeechChunk
 from engine.gateway_connection import MAX_PIECES, send_all
 from engine.ipc import (
     LENGTH,
@@ -21,9 +21,12 @@ from engine.ipc import (
 from engine.runtime.request import Emitted, RequestReleased
 
 chunks = st.builds(
-    lambda start, size: SpeechChunk("c", start, np.arange(size, dtype=np.float32) + start, last=size == 0),
+    lambda start, size, timings: SpeechChunk(
+        "c", start, np.arange(size, dtype=np.float32) + start, last=size == 0, timings=timings
+    ),
     st.integers(0, 1000),
     st.integers(0, 50),
+    st.none() | st.just(RequestTimings(1.5, 0.0, 12.0, 3.0)),
 )
 others = st.sampled_from(
     [RequestParked("s", 12.5), RequestFinished("f", FinishReason.STOP, num_frames=3), RequestReleased("r")]
@@ -45,6 +48,7 @@ def check_same(found: list[Emitted], sent: list[Emitted]) -> None:
         if isinstance(event, SpeechChunk) and isinstance(wanted, SpeechChunk):
             assert np.array_equal(event.pcm, wanted.pcm)
             assert (event.start_sample, event.last) == (wanted.start_sample, wanted.last)
+            assert event.timings == wanted.timings
         else:
             assert event == wanted
 

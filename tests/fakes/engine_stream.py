@@ -16,6 +16,7 @@ from engine.api import (
     InvalidRequest,
     RequestFinished,
     RequestParked,
+    RequestTimings,
     SpeechChunk,
     SpeechError,
     SpeechEvent,
@@ -200,8 +201,11 @@ class FakeSpeechStream:
         return work_s + script.stalls_s.get(self.num_frames, 0.0)
 
     def _emit_chunk(self, num_frames: int) -> None:
+        timings = None
         if self._first_chunk_s is None:
             self._first_chunk_s = self._loop.time()
+            work_ms = 1000 * (self._first_chunk_s - self._submitted_s) - self._queue_ms
+            timings = RequestTimings(self._queue_ms, work_ms / 2, work_ms / 4, work_ms / 4)
         start_sample = self.num_frames * FRAME_SAMPLES
         codes, self._forced = self._forced[:num_frames], self._forced[num_frames:]
         codes += [self._script.draw_code() for _ in range(num_frames - len(codes))]
@@ -211,7 +215,7 @@ class FakeSpeechStream:
         if any(codes):
             pcm = pcm + np.repeat(np.array(codes, np.float32) / 256, FRAME_SAMPLES)
         code_bytes = np.array(codes, np.int16).tobytes()
-        self._put(SpeechChunk(self.request_id, start_sample, pcm, last=last, codes=code_bytes))
+        self._put(SpeechChunk(self.request_id, start_sample, pcm, last=last, codes=code_bytes, timings=timings))
         self._playback.generated(self.num_frames * FRAME_SAMPLES)
 
     def _end(self, reason: FinishReason, error: ErrorInfo | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -313,6 +314,23 @@ def test_terminal_event_has_times_counts_and_seed(make_bench: MakeBench) -> None
     assert two.queue_ms == pytest.approx(1000 * (ended_s - 100.0), abs=11)
     assert two.first_audio_ms is not None
     assert two.first_audio_ms < 100, "counted from the text, not from the submit"
+
+
+def test_first_chunk_has_the_parts_of_its_time(make_bench: MakeBench) -> None:
+    bench = make_bench(max_running_requests=1)
+    bench.step_s = 0.01
+    first, second = (bench.submit(text="hello world", text_closed=True, max_frames=4) for _ in range(2))
+    bench.run()
+    one, two = (bench.heard[epoch].chunks for epoch in (first, second))
+    assert one[0].timings is not None
+    assert two[0].timings is not None
+    assert all(chunk.timings is None for chunk in (*one[1:], *two[1:]))
+    assert one[0].timings.queue_ms == 0
+    assert two[0].timings.queue_ms > 10
+    end = bench.heard[first].end
+    assert end is not None
+    assert sum(msgspec.structs.astuple(one[0].timings)) == pytest.approx(end.first_audio_ms)
+    assert min(msgspec.structs.astuple(two[0].timings)) >= 0
 
 
 def test_seed_repeats_speech_and_random_one_is_reported(make_bench: MakeBench) -> None:
