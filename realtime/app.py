@@ -25,6 +25,7 @@ from realtime.protocol.dialects.registry import NATIVE_ROUTE
 from realtime.server import SpeechServer
 from realtime.session_relay import SessionRelay
 from realtime.signals import run_until_signal
+from realtime.tracing import TraceParents
 from realtime.transports.audiosocket import AudioSocketServer
 from realtime.transports.call_routes import call_routes
 from realtime.transports.dialect_routes import DialectEndpoint, dialect_routes
@@ -79,7 +80,7 @@ def create_app(
     services = AppServices(server, switchboard, cluster.context, exchange)
     app = Starlette(
         routes=_routes(server, switchboard, services.devices),
-        middleware=[Middleware(QuotaHeaders, server)] if keys.quota_names else [],
+        middleware=[Middleware(TraceParents), *([Middleware(QuotaHeaders, server)] if keys.quota_names else [])],
         exception_handlers=dict.fromkeys((SpeechError, 404, 405, 500), error_handler),
         lifespan=services.run,
     )
@@ -115,18 +116,19 @@ class AppServices:
     @asynccontextmanager
     async def run(self, _: Starlette) -> AsyncIterator[None]:
         """Start the server and all services, and end them in reverse order."""
-        await self._server.start()
-        try:
-            if self._server.agent is not None:
-                await self._server.agent.start()
-            async with AsyncExitStack() as services:
-                await services.enter_async_context(self._cluster)
-                for service in self._opened:
-                    await services.enter_async_context(service.open())
-                yield
-        finally:
-            self.devices.close()
-            await self._server.aclose()
+        async with self._server.tracer.export(os.environ):
+            await self._server.start()
+            try:
+                if self._server.agent is not None:
+                    await self._server.agent.start()
+                async with AsyncExitStack() as services:
+                    await services.enter_async_context(self._cluster)
+                    for service in self._opened:
+                        await services.enter_async_context(service.open())
+                    yield
+            finally:
+                self.devices.close()
+                await self._server.aclose()
 
 
 def _load_agent(server: SpeechServer, switchboard: CallRegistry) -> VoiceAgent | None:

@@ -20,6 +20,7 @@ from realtime.memory import HeapTrimmer
 from realtime.metrics import ServerMetrics
 from realtime.resumption import RefusalCause, ResumptionTable, resume_refused
 from realtime.setting_mapping import default_settings
+from realtime.tracing import SpanRecorder
 from realtime.usage_log import UsageLog
 from realtime.voice_cloner import VoiceCloner
 from realtime.watermark import load_watermark
@@ -97,6 +98,7 @@ class SpeechServer:
         self.call_agent: VoiceAgent | None = None
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.watermark = load_watermark(config.watermark)
+        self.tracer = SpanRecorder()
         self.registry = SessionRegistry(
             engine,
             registry_limits(config, len(gatekeeper.key_names)),
@@ -108,6 +110,7 @@ class SpeechServer:
             self.lexicons,
             self._usage_log,
             self.watermark,
+            self.tracer,
         )
         self.settings = default_settings(config.speech)
         self._connections: set[ManagedConnection] = set()

@@ -28,6 +28,7 @@ from sessions.metrics import Metrics, NoMetrics
 from sessions.quotas import NO_QUOTAS, KeyMeter, KeyQuotas
 from sessions.session import Session
 from sessions.session_services import SessionServices
+from sessions.tracing import ResponseTracer
 from sessions.usage import UsageRecorder
 from sessions.validation import resolve_settings
 from sessions.voices.store import VoiceStore
@@ -65,6 +66,7 @@ class SessionRegistry:
         lexicons: LexiconStore | None = None,
         usage: UsageRecorder | None = None,
         watermark: Watermark | None = None,
+        tracer: ResponseTracer | None = None,
     ) -> None:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderPool(self.limits.encoder_threads)
@@ -84,6 +86,7 @@ class SessionRegistry:
             evict,
             lexicons=lexicons,
             usage=usage,
+            tracer=tracer,
             watermark=watermark,
         )
         self._tally = tally or LocalUsageCounters()
@@ -121,6 +124,7 @@ class SessionRegistry:
             is_resumable,
             None if quotas == NO_QUOTAS else self.create_meter(key, quotas),
             is_bulk,
+            None if self._services.tracer is None else self._services.tracer.find_parent(),
         )
         self._sessions[session.session_id] = session
         self._tally.add(SESSIONS, 1)

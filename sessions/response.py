@@ -45,6 +45,7 @@ from sessions.text.ssml.parser import BreakItem, MarkItem
 from sessions.text_budget import TextQueue
 from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
 from sessions.timeline import MAX_INLINE_ALIGN_BYTES
+from sessions.tracing import ResponseTimes
 from sessions.usage import ResponseAccount
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,10 @@ class Response:
             create_parser(settings, styles),
             replay.cuts if replay else (),
         )
-        self._output = ResponseOutput(response_id, settings, services, self._timeline, is_resumable, replay)
+        self._totals = ResponseTotals(ResponseTimes(now_s()))
+        self._output = ResponseOutput(
+            response_id, settings, services, self._timeline, self._totals.times, is_resumable, replay
+        )
         self._ring = self._output.ring
         self._is_suspended = False
         self._alarm = WakeEvent()  # of the task
@@ -142,7 +146,6 @@ class Response:
         # When silence takes the place of the next segment's sound that a flush waits for.
         self._drain_at_s = math.inf
         self._stalls = StallDetector(limits)
-        self._totals = ResponseTotals()
         self._num_popped = 0
 
     @property
@@ -381,6 +384,8 @@ class Response:
 
     async def _apply_chunk(self, segment: TextSegment, chunk: SpeechChunk, audio: AudioTrack) -> None:
         segment.has_audio = True
+        if self._totals.times.first_chunk_s is None:
+            self._totals.times.first_chunk_s, self._totals.times.engine = now_s(), chunk.timings
         segment.num_bytes_to_replay = max(segment.num_bytes_to_replay - len(chunk.codes), 0)
         self._output.put_checkpoint(segment, chunk.codes, self._text.cuts)
         if not self._totals.num_samples and self._services.limits.flush_first_packet:
@@ -625,7 +630,8 @@ class Response:
         self._output.wake_reader()
         self._ended.set()
         self._services.metrics.inc("responses_total", status=status)
-        self._account.record(self._terminal, self._text.num_text_chars)
+        self._totals.times.ended_s = now_s()
+        self._account.record(self._terminal, self._text.num_text_chars, self._totals.times)
         self._on_end(self)
 
     def _close(self) -> None:

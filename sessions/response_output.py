@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sessions.text.ssml.tokens import MarkupWarning
     from sessions.text_track import TextSegment
     from sessions.timeline import ResponseTimeline
+    from sessions.tracing import ResponseTimes
 
 
 class ResponseOutput:
@@ -41,6 +42,7 @@ class ResponseOutput:
         settings: SpeechSettings,
         services: SessionServices,
         timeline: ResponseTimeline,
+        times: ResponseTimes,
         is_resumable: bool = False,
         replay: Replay | None = None,
     ) -> None:
@@ -57,6 +59,7 @@ class ResponseOutput:
         self.text_was_short = False
         self._response_id = response_id
         self._timeline = timeline
+        self._times = times
         self._has_word_times = settings.word_times
         self._checkpoints = CheckpointLog(replay or Replay()) if settings.checkpoints else None
         self._num_words_to_drop = replay.received_words if replay else 0
@@ -80,7 +83,10 @@ class ResponseOutput:
     def _put_packets(self, packets: Sequence[AudioPacket]) -> None:
         if packets and not self._is_stopped:
             cause = UnderrunCause.TEXT if self.text_was_short else UnderrunCause.ENGINE
-            self.ring.put(packets, now_s(), cause)
+            now = now_s()
+            if self._times.first_packet_s is None:
+                self._times.first_packet_s = now
+            self.ring.put(packets, now, cause)
             self.text_was_short = False
             self.wake_reader()
 

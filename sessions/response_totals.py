@@ -9,6 +9,7 @@ from engine.api import ErrorInfo, FinishReason, RequestFinished
 from sessions.config import SpeechSettings
 from sessions.events import ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
+from sessions.tracing import ResponseTimes
 
 if TYPE_CHECKING:
     from sessions.timeline import ResponseTimeline
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ResponseTotals:
+    times: ResponseTimes
     # Events received from the engine.
     num_engine_events: int = 0
     num_text_tokens: int = 0
@@ -25,14 +27,12 @@ class ResponseTotals:
     num_samples: int = 0
     # A guard of the engine cut a segment.
     has_runaway: bool = False
-    # When the engine got the first text.
-    first_text_s: float | None = None
-    # Time from then to the first audio that was sent.
+    # Time from the submit of the first text to the first audio that was sent.
     first_audio_ms: float | None = None
 
     def on_submitted(self, now_s: float) -> None:
-        if self.first_text_s is None:
-            self.first_text_s = now_s
+        if self.times.submitted_s is None:
+            self.times.submitted_s = now_s
 
     def on_segment_end(self, end: RequestFinished, settings: SpeechSettings, metrics: Metrics) -> None:
         self.num_text_tokens += end.num_text_tokens
@@ -46,8 +46,10 @@ class ResponseTotals:
             metrics.observe("first_token_to_prompt_ready_seconds", end.prompt_wait_ms / 1000)
 
     def on_audio_sent(self, now_s: float, metrics: Metrics) -> None:
-        if self.first_audio_ms is None and self.first_text_s is not None:
-            self.first_audio_ms = 1000 * (now_s - self.first_text_s)
+        times = self.times
+        if times.first_sent_s is None and times.submitted_s is not None:
+            times.first_sent_s = now_s
+            self.first_audio_ms = 1000 * (now_s - times.submitted_s)
             metrics.observe("time_to_first_audio_seconds", self.first_audio_ms / 1000)
 
     def summarize(

@@ -36,11 +36,14 @@ class Session:
         is_resumable: bool = False,
         meter: KeyMeter | None = None,
         is_bulk: bool = False,
+        trace_parent: object = None,
     ) -> None:
         """``group`` shares the engine's burst capacity with other groups; by default the session is one of its own."""
         self.session_id = session_id
         self.key = key
         self.group = group or session_id
+        # Context that the traces of its responses belong to.
+        self.trace_parent = trace_parent
         # Set when the session has ended, for any reason.
         self.detached = asyncio.Event()
         self._services = services
@@ -110,7 +113,15 @@ class Session:
             self._text_queue,
             weak_method(self._admit),
             weak_method(self._on_response_end),
-            ResponseAccount(request_prefix, self.key, self._meter, self._services.usage, replay is not None),
+            ResponseAccount(
+                request_prefix,
+                self.key,
+                self._meter,
+                self._services.usage,
+                replay is not None,
+                self._services.tracer,
+                self.trace_parent,
+            ),
             self._is_resumable,
             replay,
             self._is_bulk,

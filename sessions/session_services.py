@@ -17,6 +17,7 @@ from sessions.lexicon_store import LexiconStore
 from sessions.metrics import Metrics
 from sessions.text_budget import TextBudget
 from sessions.timeline import ResponseTimeline
+from sessions.tracing import ResponseTracer
 from sessions.usage import UsageRecorder
 from sessions.voices.store import VoiceStore
 
@@ -43,6 +44,8 @@ class SessionServices:
     lexicons: LexiconStore | None = None
     # Where each reply that ends is recorded.
     usage: UsageRecorder | None = None
+    # Where the moments of each reply that ends are recorded.
+    tracer: ResponseTracer | None = None
     # Marks all speech.
     watermark: Watermark | None = None
 

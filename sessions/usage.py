@@ -10,6 +10,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from sessions.events import ResponseFinished
     from sessions.quotas import KeyMeter
+    from sessions.tracing import ResponseTimes, ResponseTracer
 
 # Time for which a terminal event waits for the record of what the response used.
 MAX_USAGE_WAIT_S = 1.0
@@ -40,7 +41,9 @@ class UsageRecorder(Protocol):
 
 
 class ResponseAccount:
-    """The account of one response. Without a ``meter`` nothing is charged, and without a ``recorder`` none recorded."""
+    """The account of one response. Without a ``meter`` nothing is charged, and without a ``recorder`` none recorded.
+
+    A ``tracer`` gets the record with the moments of the response."""
 
     def __init__(
         self,
@@ -49,12 +52,16 @@ class ResponseAccount:
         meter: KeyMeter | None = None,
         recorder: UsageRecorder | None = None,
         is_resynced: bool = False,
+        tracer: ResponseTracer | None = None,
+        trace_parent: object = None,
     ) -> None:
         self.key = key
         self._request_id = request_id
         self._meter = meter
         self._recorder = recorder
         self._is_resynced = is_resynced
+        self._tracer = tracer
+        self._trace_parent = trace_parent
         self._num_charged_samples = 0
         # Done once the record is safe.
         self._recording: asyncio.Future[None] | None = None
@@ -72,20 +79,22 @@ class ResponseAccount:
             self._num_charged_samples += num_ms * sample_rate // 1000
             self._meter.charge_audio(num_ms)
 
-    def record(self, end: ResponseFinished, num_chars: int) -> None:
+    def record(self, end: ResponseFinished, num_chars: int, times: ResponseTimes) -> None:
         """Begin to record the response, which ends with ``end``."""
+        record = UsageRecord(
+            id=self._request_id,
+            key=self.key,
+            status=end.status,
+            code=end.error.code if end.error else None,
+            chars=num_chars,
+            audio_ms=round(end.audio_ms),
+            frames=end.num_frames,
+            resynced=self._is_resynced,
+        )
         if self._recorder is not None:
-            record = UsageRecord(
-                id=self._request_id,
-                key=self.key,
-                status=end.status,
-                code=end.error.code if end.error else None,
-                chars=num_chars,
-                audio_ms=round(end.audio_ms),
-                frames=end.num_frames,
-                resynced=self._is_resynced,
-            )
             self._recording = self._recorder.record(record)
+        if self._tracer is not None:
+            self._tracer.record(self._trace_parent, record, times)
 
     @property
     def is_recording(self) -> bool:

@@ -164,6 +164,21 @@ WITH_TORCH = {"triton"}
 WITH_A_GPU = {"pynvml"}
 
 
+# Distributions with modules of one namespace, the longest name first.
+NAMESPACED = {
+    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry.proto": "opentelemetry-proto",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry": "opentelemetry-api",
+}
+
+
+def imported_name(module: str) -> str:
+    """The top-level name of a module, or its distribution if several share that name."""
+    found = (name for prefix, name in NAMESPACED.items() if f"{module}.".startswith(f"{prefix}."))
+    return next(found, module.partition(".")[0])
+
+
 def third_party_imports(folders: tuple[str, ...]) -> Iterator[str]:
     """Top-level names of everything imported that is neither ours nor the standard library's."""
     ours = {*sys.stdlib_module_names, *PACKAGES, "benchmarks", "tests", "training"}
@@ -178,7 +193,7 @@ def third_party_imports(folders: tuple[str, ...]) -> Iterator[str]:
                     modules = [module]
                 case _:
                     continue
-            yield from {module.partition(".")[0] for module in modules} - ours
+            yield from {imported_name(module) for module in modules} - ours
 
 
 def distributions_of(modules: Iterator[str]) -> set[str]:
@@ -191,7 +206,7 @@ def required(requirements: list[str]) -> set[str]:
 
 
 def test_imports_and_required_packages_agree(groups):
-    everything = required(groups["dependencies"] + groups["cluster"])
+    everything = required(groups["dependencies"] + groups["cluster"] + groups["tracing"])
     assert distributions_of(third_party_imports(PACKAGES)) - WITH_TORCH == everything
 
 

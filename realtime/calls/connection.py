@@ -193,6 +193,8 @@ class CallConnection(Connection):
     def _start_call(self, started: model.StreamStarted) -> None:
         line = started.line
         call_id = f"call-{secrets.token_hex(8)}"
+        if (parent := self._server.tracer.find_carried_parent(started.parameters)) is not None:
+            self._session.trace_parent = parent
         settings = replace(
             self._session.settings,
             format=AudioFormat(encoding=Encoding(line.encoding), sample_rate=line.sample_rate),
