@@ -39,6 +39,10 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "audio_underruns_total": ("Playback ran dry while a response was not at its end.", ("cause",)),
     "responses_total": ("Responses that ended.", ("status",)),
+    # Names of keys come from the configuration, and from no client: their number is bounded.
+    "key_responses_total": ("Responses of an API key that ended.", ("key", "status")),
+    "key_characters_total": ("Characters of text of an API key, in responses that ended.", ("key",)),
+    "key_audio_seconds_total": ("Audio that was sent to an API key, in responses that ended.", ("key",)),
     "segments_total": ("Segments that ended.", ("reason",)),
     "runaways_retried_total": ("Replies that ran away before anything was sent and were made once more.", ()),
     "skipped_silence_tokens_total": (
@@ -139,7 +143,7 @@ class ServerMetrics:
         self._engine_counters = EngineCounters(server)
         self._last_step = 0
 
-    def inc(self, name: str, count: int = 1, **labels: str) -> None:
+    def inc(self, name: str, count: float = 1, **labels: str) -> None:
         counter = self._counters[name]
         (counter.labels(**labels) if labels else counter).inc(count)
 

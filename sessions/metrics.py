@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Metrics(Protocol):
-    def inc(self, name: str, count: int = 1, **labels: str) -> None:
+    def inc(self, name: str, count: float = 1, **labels: str) -> None:
         """Add ``count`` to a counter."""
         ...
 
@@ -16,7 +16,7 @@ class Metrics(Protocol):
 
 
 class NoMetrics:
-    def inc(self, name: str, count: int = 1, **labels: str) -> None:
+    def inc(self, name: str, count: float = 1, **labels: str) -> None:
         pass
 
     def observe(self, name: str, value: float, **labels: str) -> None:

@@ -116,6 +116,7 @@ class Session:
             ResponseAccount(
                 request_prefix,
                 self.key,
+                self._services.metrics,
                 self._meter,
                 self._services.usage,
                 replay is not None,

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from sessions.events import ResponseFinished
+    from sessions.metrics import Metrics
     from sessions.quotas import KeyMeter
     from sessions.tracing import ResponseTimes, ResponseTracer
 
@@ -49,6 +50,7 @@ class ResponseAccount:
         self,
         request_id: str,
         key: str,
+        metrics: Metrics,
         meter: KeyMeter | None = None,
         recorder: UsageRecorder | None = None,
         is_resynced: bool = False,
@@ -57,6 +59,7 @@ class ResponseAccount:
     ) -> None:
         self.key = key
         self._request_id = request_id
+        self._metrics = metrics
         self._meter = meter
         self._recorder = recorder
         self._is_resynced = is_resynced
@@ -91,6 +94,9 @@ class ResponseAccount:
             frames=end.num_frames,
             resynced=self._is_resynced,
         )
+        self._metrics.inc("key_responses_total", key=record.key, status=record.status)
+        self._metrics.inc("key_characters_total", record.chars, key=record.key)
+        self._metrics.inc("key_audio_seconds_total", record.audio_ms / 1000, key=record.key)
         if self._recorder is not None:
             self._recording = self._recorder.record(record)
         if self._tracer is not None:

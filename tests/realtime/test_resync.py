@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
@@ -18,6 +19,8 @@ from tests.realtime.live_server import LiveServer, live_server
 from tests.realtime.test_resume import (
     FORMATS,
     KEYS,
+    NUM_CUTS,
+    OPENING_BYTES,
     RESUMABLE,
     SCRIPT,
     TEXT,

@@ -136,7 +136,7 @@ class CountingMetrics:
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.values: dict[str, list[float]] = {}
 
-    def inc(self, name: str, count: int = 1, **labels: str) -> None:
+    def inc(self, name: str, count: float = 1, **labels: str) -> None:
         self.counts[(name, *labels.values())] += count
 
     def observe(self, name: str, value: float, **labels: str) -> None:

@@ -61,3 +61,12 @@ async def test_reply_without_speech_has_no_later_moments(registry: SessionRegist
     assert usage.status == "cancelled"
     assert (times.submitted_s, times.first_sent_s) == (None, None)
     assert times.ended_s is not None
+
+
+async def test_use_is_counted_by_key(registry: SessionRegistry, metrics: CountingMetrics) -> None:
+    for key, text in (("ann", "One two."), ("ann", "Three."), ("bob", "Four.")):
+        await read(registry.create(key, BURST).create_response(text=text, text_closed=True))
+    assert metrics.counts["key_responses_total", "ann", "completed"] == 2
+    assert metrics.counts["key_characters_total", "ann"] == len("One two.Three.")
+    assert metrics.counts["key_characters_total", "bob"] == len("Four.")
+    assert 0 < metrics.counts["key_audio_seconds_total", "bob"] < metrics.counts["key_audio_seconds_total", "ann"]
