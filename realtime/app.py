@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import make_server_engine
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.dialects.registry import NATIVE_ROUTE
+from realtime.quota_history import restore_day_counts
 from realtime.server import SpeechServer
 from realtime.session_relay import SessionRelay
 from realtime.signals import run_until_signal
@@ -70,14 +72,17 @@ def create_app(
     if engine is None:
         engine = make_server_engine(config)
     keys = load_authenticator(config.auth)
+    restore: Callable[[], Awaitable[None]] | None = None  # counts of several gateways are restored before they start
     if tally is None:
-        tally = QuotaCounters(LocalUsageCounters(), WindowedCounts.in_memory(keys.quota_names))
+        new_counts = WindowedCounts.in_memory(keys.quota_names)
+        tally = QuotaCounters(LocalUsageCounters(), new_counts)
+        restore = partial(restore_day_counts, config.log, keys, new_counts)
     cluster = join_cluster(config, keys, tally)
     server = SpeechServer(config, engine, keys, cluster.counters, gateway, cluster.voices, cluster.lexicons)
     switchboard = CallRegistry(config.calls.max_queued_events)
     server.agent = _load_agent(server, switchboard)
     server.call_agent = server.agent if config.calls.agent == "builtin" else None
-    services = AppServices(server, switchboard, cluster.context, exchange)
+    services = AppServices(server, switchboard, cluster.context, exchange, restore)
     app = Starlette(
         routes=_routes(server, switchboard, services.devices),
         middleware=[Middleware(TraceParents), *([Middleware(QuotaHeaders, server)] if keys.quota_names else [])],
@@ -101,7 +106,9 @@ class AppServices:
         switchboard: CallRegistry,
         cluster: AbstractAsyncContextManager[None],
         exchange: Path | None,
+        restore: Callable[[], Awaitable[None]] | None,
     ) -> None:
+        """``restore`` is awaited before the server starts."""
         self.audiosocket = AudioSocketServer(server, switchboard, default_call_owner(server))
         self.mqtt = MqttBridge(server, switchboard)
         self.wyoming = WyomingServer(server)
@@ -109,6 +116,7 @@ class AppServices:
         self.device_ports = XiaozhiMqttServer(self.devices)
         self._server = server
         self._cluster = cluster
+        self._restore = restore
         hub = HubClient(switchboard, exchange, server.config.calls.remote_command_timeout_s)
         relay = SessionRelay(server, switchboard, None if exchange is None else exchange.parent)
         self._opened = (hub, relay, self.audiosocket, self.mqtt, self.wyoming, self.device_ports)
@@ -117,6 +125,8 @@ class AppServices:
     async def run(self, _: Starlette) -> AsyncIterator[None]:
         """Start the server and all services, and end them in reverse order."""
         async with self._server.tracer.export(os.environ):
+            if self._restore is not None:
+                await self._restore()
             await self._server.start()
             try:
                 if self._server.agent is not None:

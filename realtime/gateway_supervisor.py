@@ -23,6 +23,7 @@ from realtime.calls.gateway_hub import GatewayHub
 from realtime.config import AuthSettings, ServerConfig
 from realtime.engine_factory import connect_engine, share_engine
 from realtime.metrics import MULTIPROCESS_FOLDER
+from realtime.quota_history import restore_day_counts
 from realtime.signals import STOP_SIGNALS, run_until_signal
 from realtime.transports.listening_sockets import Ports, open_listeners
 from sessions.admission import LocalUsageCounters, counter_names
@@ -234,6 +235,7 @@ async def serve_with_gateways(
         SharedUsageCounters.make_file(tally, counted, config.listen.gateways)
         quotas = folder / "quotas"
         WindowedCounts.make_file(quotas, keys.quota_names, config.listen.gateways)
+        await restore_day_counts(config.log, keys, WindowedCounts.in_file(quotas, keys.quota_names, column=0))
         plan = GatewayPlan(
             config=msgspec.structs.replace(config, listen=listen, auth=share_token_secret(config.auth)),
             engines=addresses,

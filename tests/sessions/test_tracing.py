@@ -9,7 +9,7 @@ import pytest
 from sessions.registry import SessionRegistry
 from sessions.tracing import ResponseTimes
 from sessions.usage import UsageRecord
-from tests.sessions.conftest import BURST, LIMITS, CountingMetrics, RecordingEngine, reading_task
+from tests.sessions.conftest import BURST, LIMITS, CountingMetrics, RecordingEngine, read, reading_task
 
 pytestmark = pytest.mark.virtual_time
 
