@@ -44,11 +44,12 @@ class UsageLog:
         self._metrics = metrics
         self._entries: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._pending: deque[bytes] = deque()
-        # A failed write may have left a part of a line.
+        # A failed write, or a crash of the machine, may have left a part of a line.
         self._is_torn = False
         self._has_failed = False
         try:
             os.close(self._open())
+            self._is_torn = has_torn_end(path)
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise ConfigError(f"log.usage_file = {str(path)!r}: {error.strerror}") from None
@@ -123,6 +124,15 @@ class UsageLog:
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+
+def has_torn_end(path: Path) -> bool:
+    """Return whether a regular file ends within a line. Raises ``OSError``."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def _finish(done: asyncio.Future[None]) -> None:
