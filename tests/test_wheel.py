@@ -141,10 +141,10 @@ def test_every_command_runs_from_an_installed_wheel(installed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_it_speaks_from_an_empty_environment(wheel, tmp_path):
-    programs = tmp_path / "environment" / "bin"
-    subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True)
-    subprocess.run([programs / "pip", "install", "--quiet", wheel], env=outside(), check=True)
-    say = [programs / "voicewire", "say", "Hello there.", "-o", "hello.wav", "--seed", "1"]
-    subprocess.run(say, cwd=tmp_path, env=outside(), check=True)
-    assert (tmp_path / "hello.wav").stat().st_size > 1_000
+def test_it_speaks_from_an_empty_environment(tmp_path):
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    environment = outside() | {"PYTHONS": sys.executable}
+    found = subprocess.run([ROOT / ".ci" / "release", tmp_path], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "The release works on Pythons: 1\n" in found.stdout
