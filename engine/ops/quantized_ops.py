@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.ops.parallel_compile import launch
 from engine.ops.params import ResidualStream
-from engine.ops.triton_ops import MIN_GEMM_PROGRAMS, TritonOps, power_of_two
+from engine.ops.triton_ops import GEMV_COLUMNS, MIN_DEPTH, MIN_GEMM_PROGRAMS, TritonOps, power_of_two
 from engine.ops.triton_quantized import fp8_gemm_kernel, norm_quantize_kernel, quantize_rows_kernel
 from engine.weights.quantize import FP8, QuantizedWeight, Weight
 
@@ -32,6 +32,8 @@ class Fp8Tile(NamedTuple):
 
 
 TILE = Fp8Tile(64, 32, 128, 4, 6)
+# Of products whose depth is no multiple of the tile's.
+MIN_TILE_DEPTH = 64
 
 
 class Fp8Rows(NamedTuple):
@@ -46,9 +48,13 @@ class QuantizedTritonOps(TritonOps):
 
     def fused(self, rows: int, weight: Weight) -> QuantizedWeight | None:
         """The weight if its product with ``rows`` rows is fused here; ``None`` leaves it to ``TritonOps``."""
-        if "quantized" not in self.on or isinstance(weight, Tensor) or any(size % TILE.depth for size in weight.shape):
+        if "quantized" not in self.on or isinstance(weight, Tensor):
             return None
-        return weight if rows <= self.max_gemv_rows or weight.plain is None else None
+        num_out, size = weight.shape
+        if rows <= self.max_gemv_rows:
+            return weight if size % MIN_DEPTH == 0 and num_out % (2 * GEMV_COLUMNS) == 0 else None
+        fits = size % MIN_TILE_DEPTH == 0 and num_out % (2 * TILE.columns) == 0
+        return weight if fits and weight.plain is None else None
 
     def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         rows, _ = residual.x.shape
@@ -108,10 +114,14 @@ class QuantizedTritonOps(TritonOps):
         return out
 
 
+def tile_depth(size: int) -> int:
+    return TILE.depth if size % TILE.depth == 0 else MIN_TILE_DEPTH
+
+
 def fp8_split_k(size: int, num_out: int) -> int:
     """In how many parts a product's depth is shared out, so that no multiprocessor is idle."""
     parts = 1
-    while size % (2 * parts * TILE.depth) == 0 and parts * num_out // TILE.columns < MIN_GEMM_PROGRAMS:
+    while size % (2 * parts * tile_depth(size)) == 0 and parts * num_out // TILE.columns < MIN_GEMM_PROGRAMS:
         parts *= 2
     return parts
 
@@ -147,5 +157,5 @@ def launch_fp8_gemm(x: Fp8Rows, weight: QuantizedWeight, out: Tensor, num_parts:
     num_out = out.shape[-1]
     launch(fp8_gemm_kernel, num_out // TILE.columns * num_parts, triton.cdiv(rows, TILE.rows))(
         *x, weight.data, weight.scale, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, BLOCK_M=TILE.rows,
-        BLOCK_N=TILE.columns, BLOCK_K=TILE.depth, num_warps=TILE.warps, num_stages=TILE.stages,
+        BLOCK_N=TILE.columns, BLOCK_K=tile_depth(size), num_warps=TILE.warps, num_stages=TILE.stages,
     )  # fmt: skip

@@ -95,9 +95,10 @@ def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, 
                 check(one, other, dtype)
 
 
+@pytest.mark.parametrize("size", [256, 320])
 @pytest.mark.parametrize("rows", [1, 2, 5, 20, 64, 65, 130])
-def test_products_over_quantized_weights(quantized: Any, dtype: torch.dtype, rows: int) -> None:
-    size, out = 256, 128
+def test_products_over_quantized_weights(quantized: Any, dtype: torch.dtype, rows: int, size: int) -> None:
+    out = 128
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
     weight, both = (quantize(random(n, size, scale=size**-0.5)) for n in (out, 2 * out))
     y, back = random(rows, 2 * size, dtype=dtype), quantize(random(size, 2 * size, scale=size**-0.5))
@@ -124,6 +125,24 @@ def test_fp8_product_equals_dequantized_product(dtype: torch.dtype, rows: int) -
     given = rounded.data.float() * rounded.scale
     check(given, x, dtype, FP8_TOLERANCE)
     check(multiply(rounded, weight, dtype), given @ weight.dequantize(torch.float32).t(), dtype, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "is_fused"),
+    [
+        (2, (448, 256), True),
+        (2, (448, 320), False),
+        (3, (448, 320), True),
+        (3, (448, 96), False),
+        (3, (96, 320), False),
+    ],
+)
+def test_products_are_fused_by_rows_and_sizes(
+    quantized: Any, rows: int, shape: tuple[int, int], is_fused: bool
+) -> None:
+    weight = quantize(random(*shape))
+    assert (quantized.fused(rows, weight) is not None) == is_fused
+    assert (quantized.fused(rows, weight._replace(plain=random(*shape))) is not None) == (is_fused and rows == 2)
 
 
 def test_weight_with_plain_one_multiplies_it_above_two_rows(quantized: Any, dtype: torch.dtype) -> None:

@@ -32,6 +32,18 @@ def test_largest_value_of_each_output_is_exact() -> None:
     assert torch.equal(quantize(weight).dequantize(torch.float32).abs().amax(1), weight.abs().amax(1))
 
 
+def test_product_of_quantized_rows_and_weight_is_bounded() -> None:
+    """Rows of activations are quantized as outputs of a weight are: one scale for each."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(24, 320) * torch.logspace(-3, 3, 24)[:, None], torch.randn(48, 320)
+    found = quantize(x).dequantize(torch.float32) @ quantize(weight).dequantize(torch.float32).t()
+    low, high = (value.abs().clamp(min=MIN_NORMAL * value.abs().amax(1, keepdim=True)) for value in (x, weight))
+    bound = ((1 + MAX_RELATIVE_ERROR) ** 2 - 1) * (low @ high.t())
+    error = (found - x @ weight.t()).abs()
+    assert (error <= bound).all()
+    assert float(error.norm() / (x @ weight.t()).norm()) < 0.05
+
+
 def test_quantized_linear_multiplies_dequantized_weight() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(16, 8).requires_grad_(False)
