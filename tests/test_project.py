@@ -285,10 +285,10 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(19_070, 113, 0),
-    "sessions": Size(13_370, 116, 0),
-    "realtime": Size(27_110, 168, 0),
-    "tests": Size(60_380, 349, 7),
+    "engine": Size(19_110, 113, 0),
+    "sessions": Size(13_660, 119, 0),
+    "realtime": Size(28_120, 175, 0),
+    "tests": Size(62_560, 364, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
