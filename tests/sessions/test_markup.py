@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sessions import response as response_module
@@ -75,7 +75,11 @@ def _summary(item: TextItem) -> tuple[object, ...]:
             return (item,)
 
 
+TOO_LONG_TO_SPELL = f"<spell>Hello <![CDATA[<{'x' * 250}>world. Hello "
+
+
 @given(documents, st.lists(st.integers(0, 2000), max_size=6), st.booleans(), st.integers(1, 9))
+@example(TOO_LONG_TO_SPELL, [230], True, 9)
 def test_any_cut_and_budget_give_the_same_items(document: str, places: list[int], normalize: bool, max_chars: int):
     whole = items_of([document], normalize)
     assert items_of(cuts(document, places), normalize) == whole

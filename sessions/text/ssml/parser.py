@@ -38,6 +38,7 @@ from sessions.text.ssml.tokens import (
     TextToken,
     Token,
     WarningCode,
+    split_token,
 )
 
 MAX_DEPTH = 32
@@ -198,12 +199,17 @@ class SsmlParser:
                 yield token
             return
         held.raw_start = token.raw_start if held.raw_start == held.raw_end else held.raw_start
-        held.raw_end = token.raw_end
+        rest = None
         if held.alias is None:
+            # Text that is too long is cut where its length is known, however it arrived.
+            token, rest = split_token(token, MAX_SAY_AS_CHARS + 1 - len(held.text))
             held.text += token.text
-            if len(held.text) > MAX_SAY_AS_CHARS:
-                yield from self._warn(WarningCode.NOT_READABLE, held.element.name, held.element.raw_start)
-                yield from self._speak_as_written(held)
+        held.raw_end = token.raw_end
+        if len(held.text) > MAX_SAY_AS_CHARS:
+            yield from self._warn(WarningCode.NOT_READABLE, held.element.name, held.element.raw_start)
+            yield from self._speak_as_written(held)
+        if rest is not None:
+            yield rest
 
     def _speaker(self, token: SpeakerToken) -> Iterator[MarkupItem]:
         """Begin the line of a speaker. Its emotion is its own."""

@@ -147,6 +147,15 @@ class PlainTokenizer:
         return iter(())
 
 
+def split_token(token: TextToken, num_chars: int) -> tuple[TextToken, TextToken | None]:
+    """Return the first ``num_chars`` and the rest, where each character stands for a raw one; else the whole token."""
+    if len(token.text) <= num_chars or len(token.text) != token.raw_end - token.raw_start:
+        return token, None
+    cut = token.raw_start + num_chars
+    head, rest = token.text[:num_chars], token.text[num_chars:]
+    return TextToken(head, token.raw_start, cut), TextToken(rest, cut, token.raw_end)
+
+
 def text_tokens(text: SpannedText) -> Iterator[TextToken]:
     """Return text as tokens, one for each of its spans."""
     place = 0
