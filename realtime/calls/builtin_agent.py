@@ -112,8 +112,10 @@ class BuiltinAgent:
 
     def interrupt(self) -> None:
         """Stop the answer. The conversation keeps what was heard of it."""
+        answer = self._answer
         self._call.barge_in()
-        if self._answer is not None:  # it had no text yet
+        # It had no text yet. Otherwise it has ended, and another one may have begun.
+        if answer is not None and answer is self._answer:
             self._end_answer("")
 
     def on_first_audio(self, reply_id: str) -> agent_turns.AnswerLatency | None:
@@ -130,6 +132,7 @@ class BuiltinAgent:
         answer = self._answer
         match event:
             case model.CallerText():
+                self._needs_answer = False  # answered together with this text
                 self.interrupt()
                 self._add_turn(event.text)
             case model.CallReplyPlayed() if answer is not None and answer.reply_id == event.reply_id:
@@ -163,6 +166,7 @@ class BuiltinAgent:
     def _add_turn(self, text: str) -> None:
         if text:
             self._turns.append(ChatTurn("user", text))
+            self._drop_old_turns()
         self._needs_answer = True
         self._answer_next()
 
@@ -177,14 +181,23 @@ class BuiltinAgent:
         else:
             self._begin("unclear" if self._failure is None else "failed", self._failure)
 
-    def _begin(self, phrase: agent_turns.Phrase | None = None, error: ErrorInfo | None = None) -> None:
-        del self._turns[:-MAX_TURNS]
-        self._answer = CallAnswer(f"answer-{next(self._numbers)}", len(self._turns))
+    def _begin(
+        self, phrase: agent_turns.Phrase | None = None, error: ErrorInfo | None = None, position: int | None = None
+    ) -> None:
+        """``position``: that of the answer whose place this one takes."""
+        self._drop_old_turns()
+        self._answer = CallAnswer(f"answer-{next(self._numbers)}", len(self._turns) if position is None else position)
         # Functions are for clients, and a caller is none.
         request = agent_turns.StartAnswer(
             self._answer.context, tuple(self._turns), tool_choice="none", phrase=phrase, error=error
         )
         self._conversation.handle(request)
+
+    def _drop_old_turns(self) -> None:
+        num_extra = max(len(self._turns) - MAX_TURNS, 0)
+        del self._turns[:num_extra]
+        if self._answer is not None:
+            self._answer.position = max(self._answer.position - num_extra, 0)
 
     async def _speak(self, event: agent_turns.AnswerText) -> None:
         answer = self._answer
@@ -216,7 +229,8 @@ class BuiltinAgent:
             await self._end_reply(answer)
         else:  # it called a function, and said nothing
             log.warning("answer without text")
-            self._begin("failed")
+            self._conversation.handle(agent_turns.StopAnswer(answer.context))
+            self._begin("failed", position=answer.position)
 
     async def _end_reply(self, answer: CallAnswer) -> None:
         if answer.reply_id is None:

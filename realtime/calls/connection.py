@@ -244,8 +244,18 @@ class CallConnection(Connection):
 
     def _record_first_audio(self, reply_id: str) -> None:
         if self._agent is not None and (latency := self._agent.on_first_audio(reply_id)) is not None:
-            facts = {"session_id": self._session.session_id, "dialect": self._dialect.name, "response_id": reply_id}
-            log.info("turn answered", extra={**facts, **latency.fields})
+            log.info(
+                "turn answered",
+                extra={
+                    "session_id": self._session.session_id,
+                    "dialect": self._dialect.name,
+                    "response_id": reply_id,
+                    "endpointing_ms": latency.endpointing_ms,
+                    "stt_ms": latency.stt_ms,
+                    "llm_first_token_ms": latency.llm_first_token_ms,
+                    "first_audio_ms": latency.first_audio_ms,
+                },
+            )
 
     def _stop(self) -> None:
         """Publish the end of the call once, and remove the call."""
