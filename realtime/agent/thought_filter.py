@@ -12,8 +12,10 @@ class ThoughtFilter:
         # Text that may be the beginning of a tag.
         self._rest = ""
         self._is_thinking = False
-        # True after a thought, until there is text: the space behind the thought is dropped.
+        # True after a thought with a space before it, until there is text: the space behind the thought is dropped.
         self._skips_space = False
+        # The text so far is empty, or ends in a space.
+        self._has_space = True
 
     def push(self, text: str) -> str:
         self._rest += text
@@ -23,7 +25,7 @@ class ThoughtFilter:
             if not tag:
                 break
             pieces.append(self._spoken(before))
-            self._skips_space = self._skips_space or self._is_thinking
+            self._skips_space = self._skips_space or (self._is_thinking and self._has_space)
             self._is_thinking = not self._is_thinking
             self._rest = after
         cut = len(self._rest) - _num_begun(self._rest, END if self._is_thinking else BEGIN)
@@ -41,6 +43,8 @@ class ThoughtFilter:
         if self._skips_space:
             text = text.lstrip()
             self._skips_space = not text
+        if text:
+            self._has_space = text[-1].isspace()
         return text
 
 

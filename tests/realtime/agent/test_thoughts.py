@@ -24,6 +24,7 @@ TEXTS = {
     "No thought at all.": "No thought at all.",
     "<think>\nHm.\n</think>\n\nHello there.": "Hello there.",
     "One <think>two</think> three.": "One three.",
+    "Let me see.<think>hm</think>\n\nIt is five.": "Let me see.\n\nIt is five.",
     "<think>a</think> <think>b</think> c": "c",
     "1 < 2, <thin> and <th": "1 < 2, <thin> and <th",
     "A <<think>b</</think>c": "A <c",
