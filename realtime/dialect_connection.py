@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Coroutine, Iterable, Mapping
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.connection")
+
+# Commands of a message that are carried out in one iteration of the event loop.
+YIELD_EVERY_COMMANDS = 50
 
 
 class DialectConnection(ResumableConnection):
@@ -157,8 +161,12 @@ class DialectConnection(ResumableConnection):
         self._confirm()
         try:
             self._check_size(message)
-            for command in list(self._dialect.receive_message(message)):
+            for number, command in enumerate(list(self._dialect.receive_message(message)), 1):
                 await self._execute(command)
+                if number % YIELD_EVERY_COMMANDS == 0:  # a dialogue has thousands of lines
+                    await asyncio.sleep(0)
+                    if self._close_reason is not None:
+                        break
         except SpeechError as error:
             self._answer(error)
 
