@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 # Stored voices that are listed on connect; ``GET /v1/voices`` lists all.
 MAX_LISTED_VOICES = 1_000
+# Of a speaker that is reported with words.
+MAX_SPEAKER_CHARS = 64
 
 ConversationCommand = (
     model.OpenContext
@@ -315,7 +317,7 @@ class Conversation:
         if context.response is None:
             context.settings = replace(context.settings, voice=voice)
         else:
-            context.response.change_speaker(named, voice)
+            context.response.change_speaker(named[:MAX_SPEAKER_CHARS], voice)
         return [model.ContextWarning(context.context_id, "unknown_voice", "voice", 0)] if warning else []
 
     def _end_text(self, context: ContextState) -> list[model.DialectEvent]:
