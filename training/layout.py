@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from engine.models.qwen3_tts.config import (
@@ -30,6 +30,11 @@ class TextIds(SpecialIds):
 
     vocab_size: int
     newline: int
+
+    @property
+    def special(self) -> SpecialIds:
+        """The ids that the engine knows, too."""
+        return SpecialIds(**{field.name: getattr(self, field.name) for field in fields(SpecialIds)})
 
 
 def _stack(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:

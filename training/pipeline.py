@@ -65,7 +65,7 @@ class Run:
 
 def voice_config(settings: Settings, ids: TextIds) -> Qwen3TTSConfig:
     talker = talker_config(settings, ids.vocab_size)
-    return Qwen3TTSConfig("custom_voice", "embedded", talker, codec_config(settings.sizes), ids)
+    return Qwen3TTSConfig("custom_voice", "embedded", talker, codec_config(settings.sizes), ids.special)
 
 
 def prepare(run: Run) -> None:
