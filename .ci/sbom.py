@@ -77,10 +77,13 @@ def build_bom(text: str, version: str) -> dict[str, Any]:
     packages = list(read_packages(text))
     runtime, root = find_runtime(packages), f"pkg:pypi/voicewire@{version}"
     children: dict[str, set[str]] = {root: {one.url for one in packages if one.name in runtime and is_direct(one)}}
-    urls = {package.name: package.url for package in packages}
+    # Some packages have two versions, by marker.
+    urls: dict[str, list[str]] = {}
+    for package in packages:
+        urls.setdefault(package.name, []).append(package.url)
     for package in packages:
         children.setdefault(package.url, set())
-        for parent in filter(None, map(urls.get, package.parents)):
+        for parent in (url for name in package.parents for url in urls.get(name, ())):
             children.setdefault(parent, set()).add(package.url)
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
