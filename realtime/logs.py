@@ -83,6 +83,13 @@ class TextFormatter(RedactingFormatter):
         return f"{super().format(record)} {fields}".rstrip()
 
 
+def redact_opentelemetry_record(record: logging.LogRecord) -> bool:
+    """A filter that drops the arguments of OpenTelemetry's messages: they may quote headers."""
+    if record.name.startswith("opentelemetry"):
+        record.msg, record.args = str(record.msg).replace("%s", "...").replace("%d", "..."), ()
+    return True
+
+
 def configure_logs(settings: LogSettings) -> None:
     """Send all logs to standard error. The lines of HTTP libraries stay out: they can hold API keys."""
     handler = logging.StreamHandler(sys.stderr)
@@ -91,6 +98,7 @@ def configure_logs(settings: LogSettings) -> None:
     handler.setFormatter(JsonFormatter(debug=debug) if settings.format == "json" else TextFormatter(text, debug=debug))
     if not debug:
         handler.addFilter(redact_asyncio_record)
+        handler.addFilter(redact_opentelemetry_record)
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "websockets", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(logging.WARNING)
