@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from opentelemetry import context, propagate, trace
+from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.api import RequestTimings
@@ -38,6 +39,8 @@ NS_PER_S = 1_000_000_000
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
+# Of the headers that can carry a context this one alone is read: others hold text of the client.
+CARRIER_FIELD = "traceparent"
 
 
 class Phase(NamedTuple):
@@ -57,7 +60,10 @@ def find_phases(times: ResponseTimes) -> Iterator[Phase]:
         ("first_packet", times.first_packet_s, sent_s),
         ("speech", sent_s, times.ended_s),
     )
-    yield from (Phase(name, start_s, end_s) for name, start_s, end_s in moments if start_s is not None and end_s)
+    for name, start_s, end_s in moments:
+        # A break at the beginning sounds before the first chunk.
+        if start_s is not None and end_s is not None and start_s <= end_s:
+            yield Phase(name, start_s, end_s)
     if times.engine is not None and times.submitted_s is not None:
         yield from find_engine_phases(times.engine, times.submitted_s)
 
@@ -81,7 +87,7 @@ class SpanRecorder:
 
     def find_carried_parent(self, carrier: Mapping[str, str]) -> Context | None:
         """Return the context that a carrier of ``traceparent`` names; ``None`` if it has none that is valid."""
-        found = propagate.extract(carrier, Context())
+        found = extract_context(carrier.get(CARRIER_FIELD, ""), Context())
         return found if trace.get_current_span(found).get_span_context().is_valid else None
 
     def record(self, parent: object, usage: UsageRecord, times: ResponseTimes) -> None:
@@ -117,6 +123,11 @@ class SpanRecorder:
             shutdown = threading.Thread(target=provider.shutdown, name="traces shutdown", daemon=True)
             shutdown.start()
             await asyncio.to_thread(shutdown.join, SHUTDOWN_TIMEOUT_S)
+
+
+def extract_context(value: str, outer: Context) -> Context:
+    """Return the context that a ``traceparent`` names; ``outer`` if it is malformed."""
+    return TraceContextTextMapPropagator().extract({CARRIER_FIELD: value}, outer)
 
 
 def describe_reply(usage: UsageRecord) -> dict[str, str | int | bool]:
@@ -176,15 +187,14 @@ class TraceParents:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._fields = {name.encode() for name in propagate.get_global_textmap().fields}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = scope.get("headers", ())  # of a lifespan there are none
-        found = {name.decode(): value.decode("latin-1") for name, value in headers if name in self._fields}
-        if not found:
+        found = next((value.decode("latin-1") for name, value in headers if name == CARRIER_FIELD.encode()), None)
+        if found is None:
             await self._app(scope, receive, send)
             return
-        token = context.attach(propagate.extract(found))
+        token = context.attach(extract_context(found, context.get_current()))
         try:
             await self._app(scope, receive, send)
         finally:

@@ -11,7 +11,9 @@ import sys
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from realtime.tracing import create_provider
+from realtime.logs import redact_opentelemetry_record
+from realtime.tracing import create_provider, find_phases
+from sessions.tracing import ResponseTimes
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import told
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak, until
@@ -121,6 +123,24 @@ async def test_malformed_traceparent_is_ignored(monkeypatch: pytest.MonkeyPatch,
         async with live_server(auth__api_keys=f"ann:{KEY}") as live:
             await say_by_http(live, value)
         assert [root.parent_span_id for root in collector.roots] == [b""]
+
+
+async def test_baggage_is_neither_read_nor_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with live_server() as live, live.http() as http:
+        answer = await http.post("/v1/audio/speech", json=spoken(TEXT), headers={"baggage": "my secret words"})
+        assert answer.status_code == 200
+    assert "secret" not in caplog.text
+
+
+def test_break_before_the_first_word_makes_no_part_that_ends_before_it_begins() -> None:
+    times = ResponseTimes(0.0, 0.1, first_chunk_s=1.0, first_packet_s=0.5, first_sent_s=0.6, ended_s=2.0)
+    assert [phase.name for phase in find_phases(times)] == ["text_wait", "first_packet", "speech"]
+
+
+def test_arguments_of_the_sdk_are_not_logged() -> None:
+    record = logging.LogRecord("opentelemetry.util.re", logging.WARNING, "", 0, "Header %s is wrong", ("secret",), None)
+    assert redact_opentelemetry_record(record)
+    assert record.getMessage() == "Header ... is wrong"
 
 
 async def test_callers_decision_not_to_sample_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
