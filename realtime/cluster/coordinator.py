@@ -108,6 +108,8 @@ class Coordinator:
         self._version = 0
         self._scanned_s = -SCAN_INTERVAL_S
         self._scanning = asyncio.Lock()
+        # One change at a time: each scans the folder, and replicas that renew their leases wait for scans.
+        self._changing = asyncio.Lock()
         self._replicas: dict[str, ReplicaFiles] = {}
         self._moved = asyncio.Condition()
         # Loaded when the first gateway asks: none does if the watermark is off.
@@ -145,14 +147,15 @@ class Coordinator:
     async def change_file(self, command: FileCommand) -> FileOutcome:
         """Carry out a command, and wait until every replica has it or knows that it is behind."""
         try:
-            outcome = await asyncio.to_thread(carry_out, command, self._folder)
+            async with self._changing:
+                outcome = await asyncio.to_thread(carry_out, command, self._folder)
+                await self._scan(0)
+                version = self._version
         except SpeechError as error:
             return FileOutcome(error=error.info)
         except OSError as error:
             log.warning("a file of the cluster could not be stored", extra={"error": type(error).__name__})
             return FileOutcome(error=ErrorInfo("internal_error", "the file could not be stored"))
-        await self._scan(0)
-        version = self._version
         while not self._has_spread(version):
             await self._wait(lambda: self._has_spread(version), SYNC_WAIT_S)
         return outcome

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -163,6 +164,8 @@ class ClusterLink:
     def __init__(self, address: Path) -> None:
         self._address = address
         self._files_until_s = 0.0
+        # Changes of files can hold all threads of the event loop for seconds.
+        self._renewals = ThreadPoolExecutor(1, "voicewire cluster link")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ClusterLink | None:
@@ -182,13 +185,15 @@ class ClusterLink:
         finally:
             renewal.cancel()
             await asyncio.wait([renewal])
+            self._renewals.shutdown(wait=False)
 
     async def _renew_again(self, counters: LeasedUsageCounters) -> None:
         was_current = True
         while True:
             exchange = Exchange(os.getpid(), counters.version, counters.usage())
             with suppress(OSError, EOFError, DecodeError):
-                answer = await asyncio.to_thread(self._send, exchange, EXCHANGE_TIMEOUT_S)
+                loop = asyncio.get_running_loop()
+                answer = await loop.run_in_executor(self._renewals, self._send, exchange, EXCHANGE_TIMEOUT_S)
                 validity = msgpack.decode(answer, type=Validity)
                 counters.renew(validity.lease, validity.limits_until_s)
                 self._files_until_s = validity.files_until_s
