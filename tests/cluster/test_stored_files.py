@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from realtime.cluster.coordinator import Coordinator, SyncRequest
 from realtime.cluster.leased_counters import LeasedUsageCounters
 from realtime.cluster.link import ClusterLink, ReplicaLink
 from realtime.cluster.replicated_stores import ReplicatedLexiconStore
-from realtime.cluster.stored_files import StoredFiles
+from realtime.cluster.stored_files import RemoveLexicon, StoredFiles
 from sessions.admission import LocalUsageCounters
 from sessions.lexicon_store import LEXICON_FOLDER, MAX_VERSIONS, LexiconManifest, LexiconRecord, LexiconStore
 from sessions.text.lexicons.files import ParsedLexicon
@@ -141,3 +142,27 @@ async def test_answers_are_limited_and_their_last_completes_the_copy(tmp_path, m
     assert copied.versions("ann", "one") == head.versions("ann", "one")
     assert (found := copied.read("ann", "one")) is not None
     assert found == head.read("ann", "one")
+
+
+async def test_leases_are_renewed_before_the_changes_that_wait(tmp_path, monkeypatch):
+    LexiconStore(tmp_path / LEXICON_FOLDER).put(record("b"))
+    coordinator, may_scan, num_scans = Coordinator(tmp_path), threading.Event(), 0
+    versions = coordinator._stored.versions
+
+    def scan():
+        nonlocal num_scans
+        num_scans += 1
+        may_scan.wait()
+        return versions()
+
+    monkeypatch.setattr(coordinator._stored, "versions", scan)
+    changes = [asyncio.create_task(coordinator.change_file(RemoveLexicon("bob", str(number)))) for number in range(20)]
+    await until(lambda: num_scans)
+    sync = asyncio.create_task(coordinator.sync(SyncRequest("a")))
+    await asyncio.sleep(0.2)  # time for changes that do not wait for each other to come before it
+    may_scan.set()
+    await sync
+    assert num_scans <= 3
+    for change in changes:
+        change.cancel()
+    await asyncio.wait(changes)
