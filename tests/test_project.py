@@ -288,7 +288,7 @@ MAX_SIZES = {
     "engine": Size(19_110, 113, 0),
     "sessions": Size(13_670, 119, 0),
     "realtime": Size(28_180, 175, 0),
-    "tests": Size(62_610, 364, 7),
+    "tests": Size(62_620, 364, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 

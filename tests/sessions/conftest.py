@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -129,6 +130,23 @@ def reading_task(response: Response) -> tuple[ResponseRecord, asyncio.Task[Respo
     """Beside whatever else the test does."""
     reading = ResponseRecord()
     return reading, asyncio.create_task(read(response, reading))
+
+
+@asynccontextmanager
+async def evenly_aligned_response(speech: SpeechSettings) -> AsyncIterator[tuple[Response, ResponseRecord]]:
+    """A response of a registry and an engine of its own; at the end of the context it ends its text and is read."""
+    engine = RecordingEngine()
+    await engine.start()
+    registry = SessionRegistry(engine, LIMITS, make_aligner=UniformAligner)
+    try:
+        response = registry.create(settings=speech).create_response()
+        record, task = reading_task(response)
+        yield response, record
+        response.end_input()
+        await task
+    finally:
+        await registry.aclose()
+        await engine.aclose()
 
 
 class CountingMetrics:

@@ -22,7 +22,7 @@ from sessions.text.ssml.inline import InlineForm
 from sessions.text.ssml.speaker_lines import MAX_LABEL_CHARS, MAX_SPEAKERS
 from tests.fakes.engine import FAKE_INFO
 from tests.fakes.virtual_time import VirtualTimeLoop
-from tests.sessions.conftest import BURST, LIMITS, PACED, RecordingEngine, ResponseRecord, read
+from tests.sessions.conftest import BURST, LIMITS, PACED, RecordingEngine, ResponseRecord, evenly_aligned_response, read
 
 pytestmark = pytest.mark.virtual_time
 SPEAKERS = {"Ann": "ada", "Ben": "ben"}
@@ -185,25 +185,14 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 async def speak(lines: Sequence[tuple[str, Sequence[str]]], speech: SpeechSettings) -> ResponseRecord:
     """Speak lines, each by a voice and in pieces."""
-    engine = RecordingEngine()
-    await engine.start()
-    registry = SessionRegistry(engine, LIMITS, make_aligner=UniformAligner)
-    try:
-        reading = ResponseRecord()
-        response = registry.create(settings=speech).create_response()
-        task = asyncio.create_task(read(response, reading))
+    async with evenly_aligned_response(speech) as (response, record):
         for voice, pieces in lines:
             if voice:
                 response.change_speaker(voice, voice)
             for piece in pieces:
                 response.push_text(piece)
                 await asyncio.sleep(0.001)
-        response.end_input()
-        await task
-        return reading
-    finally:
-        await registry.aclose()
-        await engine.aclose()
+    return record
 
 
 def in_virtual_time(lines: Sequence[tuple[str, Sequence[str]]], speech: SpeechSettings) -> ResponseRecord:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from sessions import response as response_module
 from sessions import styles
-from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.silence_trimmer import MARGIN_MS, MAX_TRIM_MS, SilenceTrimmer
 from sessions.audio.speech_shaper import SpeechShaper
 from sessions.audio_track import JOIN_MS
@@ -27,7 +26,16 @@ from sessions.text_track import TextItem, TextSegment, TextTrack
 from sessions.timeline import ResponseTimeline
 from tests.fakes.engine import SAMPLE_RATE
 from tests.fakes.virtual_time import VirtualTimeLoop
-from tests.sessions.conftest import BURST, LIMITS, PACED, RecordingEngine, ResponseRecord, read, reading_task
+from tests.sessions.conftest import (
+    BURST,
+    LIMITS,
+    PACED,
+    RecordingEngine,
+    ResponseRecord,
+    evenly_aligned_response,
+    read,
+    reading_task,
+)
 from tests.sessions.test_text_track import MAX_BLOCK_CHARS, MAX_CHARS, NORMALIZED, SHORT, counted_reads
 from tests.sessions.text.ssml.documents import CONTEXT, documents
 
@@ -99,22 +107,11 @@ def test_spoken_characters_point_into_the_raw_text(document: str, normalize: boo
 
 
 async def speak(pieces: list[str], speech: SpeechSettings) -> ResponseRecord:
-    engine = RecordingEngine()
-    await engine.start()
-    registry = SessionRegistry(engine, LIMITS, make_aligner=UniformAligner)
-    try:
-        reading = ResponseRecord()
-        response = registry.create(settings=speech).create_response()
-        task = asyncio.create_task(read(response, reading))
+    async with evenly_aligned_response(speech) as (response, record):
         for piece in pieces:
             response.push_text(piece)
             await asyncio.sleep(0.001)
-        response.end_input()
-        await task
-        return reading
-    finally:
-        await registry.aclose()
-        await engine.aclose()
+    return record
 
 
 @pytest.mark.parametrize("normalize", [False, True])
