@@ -12,7 +12,6 @@ from math import gcd
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from sessions.audio.pcm import EMPTY, Pcm
 
@@ -21,6 +20,8 @@ MAX_FACTOR = 640
 NUM_ZERO_CROSSINGS = 16
 # Stop band below -85 dB.
 KAISER_BETA = 8.5
+# With more phases, each of a few outputs, a gather costs less than a call for each phase.
+MAX_VIEWED_PHASES = 16
 
 
 class Resampler:
@@ -67,12 +68,34 @@ class Resampler:
         self._window = np.concatenate([self._window, pcm])
         if until <= self._num_out:
             return EMPTY
-        centers, phases = np.divmod(np.arange(self._num_out, until) * self._down, self._up)
-        windows = sliding_window_view(self._window, self._bank.shape[1])
-        out: Pcm = np.vecdot(windows[centers - self.delay_samples - self._window_start], self._bank[phases])
+        out: Pcm = np.empty(until - self._num_out, np.float32)
+        if self._up <= MAX_VIEWED_PHASES:
+            self._filter_by_phase(out)
+        else:
+            self._filter_gathered(out)
         self._num_out = until
         self._discard_history()
         return out
+
+    def _filter_by_phase(self, out: Pcm) -> None:
+        """Compute the outputs of each phase at once, whose inputs lie ``down`` places apart."""
+        for first in range(min(self._up, out.size)):
+            center, phase = divmod((self._num_out + first) * self._down, self._up)
+            of_phase = out[first :: self._up]
+            np.vecdot(self._windows(center, self._down, of_phase.size), self._bank[phase], out=of_phase)
+
+    def _filter_gathered(self, out: Pcm) -> None:
+        """Compute the same with a copy of the inputs of each output."""
+        centers, phases = np.divmod(np.arange(self._num_out, self._num_out + out.size) * self._down, self._up)
+        windows = self._windows(centers[0], 1, centers[-1] - centers[0] + 1)
+        np.vecdot(windows[centers - centers[0]], self._bank[phases], out=out)
+
+    def _windows(self, center: int, step: int, num_windows: int) -> Pcm:
+        """Return views [num_windows, taps] of the inputs around every ``step``-th place from ``center`` on."""
+        start = center - self.delay_samples - self._window_start
+        item = self._window.itemsize
+        shape, strides = (num_windows, self._bank.shape[1]), (step * item, item)
+        return np.ndarray(shape, np.float32, self._window, start * item, strides)  # as_strided takes ten times as long
 
     def _discard_history(self) -> None:
         needed_from = self._num_out * self._down // self._up - self.delay_samples

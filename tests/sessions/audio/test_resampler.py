@@ -58,6 +58,15 @@ def test_any_cut_gives_the_same_bits(signal: Pcm, rates: tuple[int, int], data: 
     assert np.array_equal(resample(data.draw(pieces(signal)), *rates), resample([signal], *rates))
 
 
+@given(st.integers(0, 400).map(noise), ANY_RATES)
+def test_views_and_gathered_inputs_give_the_same_bits(signal: Pcm, rates: tuple[int, int]) -> None:
+    by_phase = resample([signal], *rates)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sessions.audio.resampler.MAX_VIEWED_PHASES", 0)
+        gathered = resample([signal], *rates)
+    assert np.array_equal(by_phase, gathered)
+
+
 @given(st.integers(0, 300).map(noise), ANY_RATES)
 def test_equals_the_slow_sum(signal: Pcm, rates: tuple[int, int]) -> None:
     assert resample([signal], *rates) == pytest.approx(slow_resample(signal, *rates), abs=1e-5)
