@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sessions.audio.formats.registry import codec_delay_samples, opus_settings, stream_encoder
+import numpy as np
+
+from sessions.audio.formats.registry import (
+    BYTES_OF_PCM,
+    check_rate,
+    codec_delay_samples,
+    opus_settings,
+    stream_encoder,
+)
 from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import Pcm
@@ -65,9 +73,38 @@ class StreamPacketizer:
         return packets
 
 
+class PcmPacketizer:
+    """Raw samples of any encoding. What is pushed is converted at once and cut as bytes, the last packet as short as
+    it is."""
+
+    def __init__(self, to_bytes: Callable[[Pcm], bytes], sample_rate: int) -> None:
+        self._to_bytes = to_bytes
+        self._sample_bytes = len(to_bytes(np.zeros(1, np.float32)))
+        self._packet_bytes = sample_rate * PACKET_MS // 1000 * self._sample_bytes
+        self._rest = b""
+
+    def push(self, pcm: Pcm) -> list[RawPacket]:
+        data = self._rest + self._to_bytes(pcm)
+        whole = len(data) - len(data) % self._packet_bytes
+        self._rest = data[whole:]
+        return [self._packet(data[start : start + self._packet_bytes]) for start in range(0, whole, self._packet_bytes)]
+
+    def flush(self) -> list[RawPacket]:
+        rest, self._rest = self._rest, b""
+        return [self._packet(rest)] if rest else []
+
+    def _packet(self, data: bytes) -> RawPacket:
+        return RawPacket(data, len(data) // self._sample_bytes)
+
+
 def create_packetizer(audio: AudioFormat) -> Packetizer:
     """Return a packetizer for the format; raises ``UnsupportedFormat``."""
-    return OpusEncoder(opus_settings(audio)) if audio.encoding is Encoding.OPUS else StreamPacketizer(audio)
+    if audio.encoding is Encoding.OPUS:
+        return OpusEncoder(opus_settings(audio))
+    if to_bytes := BYTES_OF_PCM.get(audio.encoding):
+        check_rate(audio)
+        return PcmPacketizer(to_bytes, audio.sample_rate)
+    return StreamPacketizer(audio)
 
 
 def codec_delay_ms(audio: AudioFormat) -> float:
