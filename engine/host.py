@@ -294,7 +294,8 @@ def load_host(settings: Mapping[str, Any], config: EngineConfig) -> EngineHost:
     loaded = load_engine(
         Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]
     )
-    return EngineHost(loaded.make_engine, loaded.info, config, loaded.encode_voice, fingerprint=loaded.fingerprint)
+    make_engine, encode_voice = loaded.make_engine, loaded.encode_voice
+    return EngineHost(make_engine, loaded.info, loaded.config, encode_voice, fingerprint=loaded.fingerprint)
 
 
 def exit_with_parent() -> None:

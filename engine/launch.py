@@ -61,7 +61,7 @@ class EngineThread:
         if self._loaded is None:
             self._loaded = await asyncio.to_thread(self._load)
         make_engine, encode_voice = self._loaded.make_engine, self._loaded.encode_voice
-        self._host = host = EngineHost(make_engine, self._loaded.info, self.config, encode_voice, self._on_exit)
+        self._host = host = EngineHost(make_engine, self._loaded.info, self._loaded.config, encode_voice, self._on_exit)
         await asyncio.to_thread(host.start)
         near, far = socket.socketpair()
         host.attach(far)
@@ -99,7 +99,7 @@ def create_engine(
     """
     if "," in device and process is False:
         raise InvalidRequest(f"device is {device!r}; several engines need a process each", "process")
-    if "," in device or (_cuda_is_visible(device) if process is None else process):
+    if "," in device or (cuda_is_visible(device) if process is None else process):
         return share_engine(model, device=device, dtype=dtype, **settings)[0]
     config = _engine_config(settings, device)
     folder = model or EMBEDDED_VOICE
@@ -176,14 +176,16 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
     unknown = sorted(set(settings) - set(EngineConfig.__struct_fields__))
     if unknown:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
-    usual = {} if _cuda_is_visible(device) else {"lead_step_interval_s": CPU_LEAD_TICK_S, "process_nice": CPU_NICENESS}
+    usual: dict[str, Any] = {"lead_step_interval_s": CPU_LEAD_TICK_S, "process_nice": CPU_NICENESS}
+    if cuda_is_visible(device):
+        usual = {"sizes_by_memory": not settings.keys() & {"max_batch_size", "max_running_requests"}}
     try:
         return msgspec.convert(usual | settings, EngineConfig)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"engine settings: {error}") from None
 
 
-def _cuda_is_visible(device: str) -> bool:
+def cuda_is_visible(device: str) -> bool:
     """Return whether CUDA seems present, without loading PyTorch."""
     return device.startswith("cuda") or (device == "auto" and FIRST_GPU.exists() and not _all_gpus_are_hidden())
 

@@ -36,6 +36,12 @@ CPU_THREADS = 1
 # Its own ``config.json`` is empty.
 COSYVOICE3_FILE = "cosyvoice3.yaml"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Rows and slots of Qwen3-TTS by the memory of a CUDA device in units of 2^30 bytes, beyond what weights, graphs and
+# their workspace use. More rows than the maximum make steps longer and hardly more speech.
+FIXED_GB = 12
+SLOTS_PER_GB = 16
+SLOTS = (64, 1_536)
+ROWS = (32, 512)
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -43,6 +49,7 @@ class LoadedCheckpoint(NamedTuple):
 
     info: EngineInfo
     make_engine: Callable[[], Engine]
+    config: EngineConfig
     # Listens to a checked recording; takes its time, and may be called on any one thread at a time.
     encode_voice: Callable[[ReferenceAudio], ClonedVoice] | None = None
     # Of the files.
@@ -142,6 +149,15 @@ def check_precision(config: EngineConfig, device: torch.device) -> None:
         )
 
 
+def size_by_memory(config: EngineConfig, family: str, memory_gb: float) -> EngineConfig:
+    """Return the configuration with the rows and slots that a CUDA device of this memory usually holds."""
+    if not config.sizes_by_memory or family != "qwen3_tts":
+        return config
+    num_slots = round(min(max(SLOTS_PER_GB * (memory_gb - FIXED_GB), SLOTS[0]), SLOTS[1]))
+    num_rows = min(max(num_slots // 3, ROWS[0]), ROWS[1])
+    return msgspec.structs.replace(config, max_running_requests=num_slots, max_batch_size=num_rows)
+
+
 def wants_graphs(config: EngineConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.graphs is None else config.graphs
 
@@ -199,6 +215,8 @@ def load_engine(
     if config.decode_device is not None:
         decode_device = validate_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
     folder = resolve_folder(folder)
+    if device.type == "cuda":
+        config = size_by_memory(config, _family(folder), torch.cuda.get_device_properties(device).total_memory / 2**30)
     family = load_family(folder, config, device, dtype, decode_device)
     check_decode_device(config, family, device)
 
@@ -215,9 +233,9 @@ def load_engine(
     info = build_engine_info(family.model, family.audio, config, normalize_text=is_embedded)
     fingerprint = fingerprint_checkpoint(folder)
     if family.encode_voice is None:
-        return LoadedCheckpoint(info, make_engine, fingerprint=fingerprint)
+        return LoadedCheckpoint(info, make_engine, config, fingerprint=fingerprint)
     info = msgspec.structs.replace(info, can_encode=True)
-    return LoadedCheckpoint(info, make_engine, encode_exclusively(family.encode_voice), fingerprint)
+    return LoadedCheckpoint(info, make_engine, config, encode_exclusively(family.encode_voice), fingerprint)
 
 
 def encode_exclusively(encode: Callable[[ReferenceAudio], ClonedVoice]) -> Callable[[ReferenceAudio], ClonedVoice]:

@@ -76,7 +76,7 @@ def make(shape: ChecksumFamily, switch: Switch, **settings: Any) -> EngineClient
             return switch.made[-1]
 
         return LoadedCheckpoint(
-            build_engine_info(model, shape.make_stage(config), config, normalize_text=False), make_engine
+            build_engine_info(model, shape.make_stage(config), config, normalize_text=False), make_engine, config
         )
 
     return EngineClient(EngineThread(load, config))

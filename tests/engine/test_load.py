@@ -16,7 +16,7 @@ from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.launch import create_engine
-from engine.load import check_precision, choose_device, choose_dtype, load_engine
+from engine.load import check_precision, choose_device, choose_dtype, load_engine, size_by_memory
 from engine.models.qwen3_tts.load import load_family
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.weights.quantize import QuantizedLinear
@@ -183,6 +183,16 @@ def test_fp8_quantizes_layers_of_talker_and_predictor(tiny_folder: Path) -> None
         assert len(layers) == 4 * len(stack.layers)
         assert all((layer.weight.plain is not None) == has_plain for layer in layers)
     assert not isinstance(predictor.lm_head[0], QuantizedLinear)
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "num_slots", "num_rows"), [(6, 64, 32), (23.6, 186, 62), (79.2, 1_075, 358), (139.8, 1_536, 512)]
+)
+def test_rows_and_slots_follow_the_memory_of_a_gpu(memory_gb: float, num_slots: int, num_rows: int) -> None:
+    sized = size_by_memory(EngineConfig(sizes_by_memory=True), "qwen3_tts", memory_gb)
+    assert (sized.max_running_requests, sized.max_batch_size) == (num_slots, num_rows)
+    for config, family in ((EngineConfig(), "qwen3_tts"), (EngineConfig(sizes_by_memory=True), "cosyvoice3")):
+        assert size_by_memory(config, family, memory_gb) is config
 
 
 def test_dtypes() -> None:
