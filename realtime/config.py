@@ -40,8 +40,14 @@ class ListenSettings(SettingsSection, frozen=True):
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port to listen on; 0 takes a free one.")] = 8765
     gateways: Annotated[
-        int, Meta(ge=1, le=256, description="Processes for sockets and Opus (docs/guides/deployment.md).")
-    ] = 1
+        int,
+        Meta(
+            ge=0,
+            le=256,
+            description="Processes for sockets and Opus; 0: by the cores beside a GPU, else one "
+            "(docs/guides/deployment.md).",
+        ),
+    ] = 0
     tls_certificate: Annotated[str | None, Meta(description="File with the certificate chain; turns TLS on.")] = None
     tls_key: Annotated[str | None, Meta(description="File with the certificate's private key.")] = None
     tls_port: Annotated[
@@ -87,7 +93,7 @@ class LimitSettings(SettingsSection, frozen=True):
     max_connections_per_key: Annotated[
         int, Meta(ge=0, le=100_000, description="The same per API key; 0: half, or all for the only key.")
     ] = 0
-    max_active_responses: Annotated[int, Meta(ge=1, le=100_000, description="Maximum of concurrent responses.")] = 512
+    max_active_responses: Annotated[int, Meta(ge=1, le=100_000, description="Maximum of concurrent responses.")] = 2_048
     max_active_responses_per_key: Annotated[
         int, Meta(ge=0, le=100_000, description="The same per API key; 0: half, or all for the only key.")
     ] = 0
@@ -99,9 +105,12 @@ class LimitSettings(SettingsSection, frozen=True):
         int, Meta(ge=1_024, le=2_147_483_647, description="Maximum audio of an HTTP response that is not streamed.")
     ] = 67_108_864
     encoder_threads: Annotated[
-        int,
-        Meta(ge=0, le=256, description="Threads for Opus, MP3, AAC, FLAC and time stretching; 0 uses the event loop."),
-    ] = 1
+        Annotated[int, Meta(ge=0, le=256)] | None,
+        Meta(
+            description="Threads for Opus, MP3, AAC, FLAC and time stretching in each process; 0 uses the event loop. "
+            "Unset: 1, or 0 with several gateways."
+        ),
+    ] = None
     max_lead_ms: Annotated[int, Meta(ge=100, le=600_000, description="Maximum lead that a client may set.")] = 60_000
     idle_timeout_s: Annotated[
         float, Meta(gt=0, le=86_400, description="Maximum time of a session without events and speech.")
@@ -163,13 +172,14 @@ class SpeechDefaults(SettingsSection, frozen=True):
         "opus"
     )
     sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Default sample rate in Hz.")] = 24_000
-    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Default bitrate of Opus in bit/s.")] = 32_000
+    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Default bitrate of Opus in bit/s.")] = 64_000
     opus_application: Annotated[
         Literal["voip", "audio"],
         Meta(
-            description="Tuning of Opus: `audio` needs a third of the CPU time, and sounds as good from 64 kbit/s on."
+            description="Tuning of Opus from 64 kbit/s on: `audio` sounds as good as `voip` with half the bits, for a "
+            "third of the CPU time. Below it is always `voip`."
         ),
-    ] = "voip"
+    ] = "audio"
     response_format: Annotated[
         Literal["mp3", "wav", "pcm", "opus", "aac", "flac"],
         Meta(description="Format of `POST /v1/audio/speech` for requests without `response_format`."),
@@ -362,6 +372,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for section, values in self.debug.constants.items():
             msgspec.structs.force_setattr(self, section, replace_constants(getattr(self, section), values))
+
+    @property
+    def num_encoder_threads(self) -> int:
+        """Of each process. Gateways share the cores, and a thread beside each event loop costs CPU."""
+        threads = self.limits.encoder_threads
+        return threads if threads is not None else int(self.listen.gateways <= 1)
 
 
 def replace_constants(section: SettingsSection, values: Mapping[str, object]) -> SettingsSection:

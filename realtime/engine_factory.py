@@ -28,6 +28,14 @@ def engine_options(config: ServerConfig) -> dict[str, Any]:
     return options
 
 
+def has_gpu_engine(config: ServerConfig) -> bool:
+    """Return whether the server starts an engine on a GPU, as far as that is known before PyTorch is loaded."""
+    from engine.launch import cuda_is_visible
+
+    options = config.engine.options
+    return not config.engine.addresses and cuda_is_visible(str(options.get("device", "auto")))
+
+
 def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
     """Create an engine, not yet started; ``None`` selects the embedded voice."""
     from engine.launch import create_engine  # imports torch

@@ -318,7 +318,7 @@ def key_share(given: int, limit: int, num_keys: int) -> int:
 
 def registry_limits(config: ServerConfig, num_keys: int) -> RegistryLimits:
     """Return the session limits; those not set here come from settings of the same name."""
-    limits = config.limits
+    limits = msgspec.structs.replace(config.limits, encoder_threads=config.num_encoder_threads)
     return replace(
         msgspec.convert(limits, RegistryLimits, from_attributes=True),
         max_sessions=limits.max_connections + limits.max_active_responses,

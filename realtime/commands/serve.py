@@ -9,9 +9,12 @@ import resource
 import sys
 from pathlib import Path
 
+import msgspec
+
 from realtime.app import serve
 from realtime.commands.startup import WRONG_SETTINGS, StartupProgress, add_setting_arguments, collect_settings
-from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
+from realtime.config import ConfigError, ServerConfig, allowed, load_config, parse_address, settings
+from realtime.engine_factory import has_gpu_engine
 from realtime.gateway_supervisor import serve_with_gateways
 from realtime.logs import configure_logs
 from realtime.transports.http_routes import page_folder
@@ -36,6 +39,11 @@ FLAGS = {
 }
 
 
+# The engine's process, and what else the machine does.
+RESERVED_CORES = 3
+MAX_AUTOMATIC_GATEWAYS = 16
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file (docs/guides/deployment.md)")
     add_setting_arguments(parser, FLAGS)
@@ -50,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(args.config, os.environ, collect_settings(args, FLAGS))
         configure_logs(config.log)
         raise_fd_limit()
+        config = with_gateways(config)
         run_server = serve_with_gateways if config.listen.gateways > 1 else serve
         with StartupProgress("loading the voice") as progress:
             asyncio.run(run_server(config, on_ready=lambda ports: print_address(config, ports, progress)))
@@ -57,6 +66,21 @@ def run(args: argparse.Namespace) -> int:
         print(f"voicewire serve: {error}", file=sys.stderr)
         return WRONG_SETTINGS
     return 0
+
+
+def with_gateways(config: ServerConfig) -> ServerConfig:
+    """Return ``config`` with a number of gateways; raises ``InvalidRequest`` for options of the engine.
+
+    The engine of a CPU needs all cores itself. Free ports and devices with MQTT need a single process.
+    """
+    if config.listen.gateways:
+        return config
+    ports = [config.listen.port, config.listen.tls_port]
+    ports += [parse_address(text).port for text in (config.calls.audiosocket, config.wyoming.address) if text]
+    is_single = 0 in ports or config.xiaozhi.mqtt is not None or not has_gpu_engine(config)
+    num_free = len(os.sched_getaffinity(0)) - RESERVED_CORES
+    gateways = 1 if is_single else min(max(num_free, 1), MAX_AUTOMATIC_GATEWAYS)
+    return msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, gateways=gateways))
 
 
 def print_address(config: ServerConfig, ports: Ports, progress: StartupProgress) -> None:

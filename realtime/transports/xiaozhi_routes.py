@@ -35,7 +35,7 @@ class XiaozhiService:
 
     def __init__(self, server: SpeechServer, switchboard: CallRegistry) -> None:
         self.server, self._switchboard = server, switchboard
-        self._threads = EncoderPool(server.config.limits.encoder_threads)
+        self._threads = EncoderPool(server.config.num_encoder_threads)
 
     def close(self) -> None:
         self._threads.close()

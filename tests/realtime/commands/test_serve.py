@@ -23,9 +23,9 @@ from realtime import cli
 from realtime.cli import main
 from realtime.commands import doctor
 from realtime.commands.doctor import CheckResult, checkpoint, line, package, program
-from realtime.commands.serve import FLAGS, add_arguments
+from realtime.commands.serve import FLAGS, add_arguments, with_gateways
 from realtime.commands.startup import collect_settings
-from realtime.config import ConfigError
+from realtime.config import ConfigError, load_config
 from tests.fakes.checkpoints import write_checkpoint
 from tests.realtime.server_process import wire_address
 
@@ -155,6 +155,36 @@ def test_server_prints_address_and_stops_in_order(tmp_path: Path) -> None:
         _, errors = server.communicate(timeout=10)
     assert server.returncode == 0
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_cores", "num_gateways"),
+    [
+        ({}, 16, 13),
+        ({}, 64, 16),
+        ({}, 2, 1),
+        ({"listen.gateways": "4"}, 2, 4),
+        ({"engine.options.device": "cpu"}, 16, 1),
+        ({"engine.addresses": "127.0.0.1:9000"}, 16, 1),
+        ({"listen.port": "0"}, 16, 1),
+        ({"calls.audiosocket": "127.0.0.1:0"}, 16, 1),
+        ({"xiaozhi.mqtt": "127.0.0.1:1883"}, 16, 1),
+    ],
+)
+def test_gateways_follow_the_cores_beside_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: dict[str, str], num_cores: int, num_gateways: int
+) -> None:
+    monkeypatch.setattr("engine.launch.FIRST_GPU", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(num_cores)))
+    config = with_gateways(load_config(flags=flags))
+    assert config.listen.gateways == num_gateways
+    assert config.num_encoder_threads == (0 if num_gateways > 1 else 1)
+
+
+def test_machine_without_a_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("engine.launch.FIRST_GPU", tmp_path / "none")
+    assert with_gateways(load_config()).listen.gateways == 1
 
 
 @pytest.mark.parametrize("gateways", ["1", "2"])
