@@ -12,7 +12,9 @@ from engine.api import ErrorInfo, SpeechError
 from realtime.calls.call import Call
 from realtime.protocol import agent_turns, model
 from realtime.protocol.agent_turns import ChatTurn
+from sessions.clock import now_s
 from sessions.errors import LimitExceeded, UnknownResponse
+from sessions.vad.energy import SILENCE
 from sessions.weak import weak_method
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ log = logging.getLogger("voicewire.calls")
 
 # Turns of a call that are retained; the language model receives as many of them as it has room for.
 MAX_TURNS = 200
+# A line without audio for this long is silent: it is muted, or leaves silence out. Longer than what ends a turn.
+SILENT_LINE_S = 1
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class BuiltinAgent:
         # Spoken turns without a transcript.
         self._pending_turns: set[int] = set()
         self._is_caller_speaking = False
+        self._last_audio_s = 0.0
         # True while the button of a device is held.
         self._is_manual = False
         # True while a turn waits for its answer.
@@ -87,8 +92,16 @@ class BuiltinAgent:
 
     def push_audio(self, data: bytes) -> None:
         """Process the caller's audio."""
+        self._last_audio_s = now_s()
         with suppress(LimitExceeded):  # a button held for longer than a turn may be: the rest is dropped
             self._conversation.handle(agent_turns.AppendAudio(data))
+
+    def on_tick(self, now_s: float) -> None:
+        """Continue the audio of a silent line, so that the caller's turn ends."""
+        is_in_turn = self._is_caller_speaking and not self._is_manual
+        if is_in_turn and now_s - self._last_audio_s >= SILENT_LINE_S:
+            line = self._call.line.format
+            self.push_audio(SILENCE[line.encoding] * (SILENT_LINE_S * line.sample_rate))
 
     def start_listening(self, is_manual: bool) -> None:
         """Begin a turn of a device. ``is_manual``: its user marks the end."""

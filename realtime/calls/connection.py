@@ -89,6 +89,8 @@ class CallConnection(Connection):
                 self.close("body_timeout")
             return
         self._call.line.on_tick()
+        if self._agent is not None:
+            self._agent.on_tick(now_s)
         if now_s - self._opened_s >= self._server.config.limits.max_session_duration_s:
             self.close("session_expired")
         elif self._session.detached.is_set():

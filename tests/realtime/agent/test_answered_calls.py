@@ -49,9 +49,9 @@ class CallingPhone:
     events: ClientConnection
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def speak(self, pcm: Pcm) -> None:
+    def speak(self, pcm: Pcm, silence_s: float = SILENCE_S) -> None:
         """Send speech and the silence that ends a turn, as fast as it is accepted."""
-        line = pcm_to_mulaw(np.concatenate([pcm, np.zeros(round(SILENCE_S * 8_000), np.float32)]))
+        line = pcm_to_mulaw(np.concatenate([pcm, np.zeros(round(silence_s * 8_000), np.float32)]))
         for start in range(0, len(line) - 159, 160):
             payload = base64.b64encode(line[start : start + 160]).decode()
             self.far._say(twilio_simulator.media(payload, next(self.numbers)))
@@ -140,6 +140,15 @@ async def test_turn_before_the_answer_continues_the_first(backend: StubBackend, 
         phone.speak(line_speech)
         await phone.event("reply.played")
     assert turns_of(backend.chats[1]) == [("user", "I would like\na tea.")]
+
+
+async def test_line_that_stops_sending_ends_its_turn(backend: StubBackend, line_speech: Pcm) -> None:
+    """Muted, or without packets of silence."""
+    async with answered_call(backend) as phone:
+        phone.speak(line_speech, silence_s=0.0)
+        await phone.event("reply.played")
+        assert phone.far.num_clears == 0
+    assert turns_of(backend.chats[0]) == [("user", "hello")]
 
 
 async def test_without_barge_in_a_turn_waits_for_the_answer(backend: StubBackend, line_speech: Pcm) -> None:
@@ -324,6 +333,18 @@ async def test_device_is_answered_in_each_mode(backend: StubBackend, line_speech
     assert "\n".join(users) == "Hey, you\nHow late is it?\nAnd where?"
 
 
+async def test_device_that_is_muted_in_its_turn_is_answered(backend: StubBackend, line_speech: Pcm) -> None:
+    async with live_server(**flags(backend)) as live, device(live) as line:
+        await greet(line)
+        await listen(line, "start", mode="auto")
+        for packet in packets_of(line_speech, 0.0):
+            await line.send(packet)
+        await listen(line, "stop")
+        sound, _, _ = await heard(line, is_tts("stop"))
+        assert sound
+    assert turns_of(backend.chats[0]) == [("user", "hello")]
+
+
 async def test_button_held_without_a_word_is_no_turn(backend: StubBackend, line_speech: Pcm) -> None:
     async with live_server(**flags(backend)) as live, device(live) as line:
         await greet(line)
@@ -346,3 +367,26 @@ async def test_abort_of_a_device_stops_a_silent_model(backend: StubBackend) -> N
         await listen(line, "detect", text="Again")
         await heard(line, is_tts("stop"))
     assert turns_of(backend.chats[1]) == [("user", "Hello\nAgain")]
+
+
+async def test_abort_without_barge_in_answers_the_turn_that_waits(backend: StubBackend, line_speech: Pcm) -> None:
+    """The abort ends the answer that plays, and not the next one, which begins at once."""
+    backend.answers += [LONG, ScriptedAnswer("Two.")]
+    backend.transcripts.append("And two?")
+    settings = flags(backend, calls__barge_in=False, xiaozhi__end_of_speech_delay_ms=50)
+    async with live_server(FakeSpeechEngine(SPOKEN), **settings) as live, device(live) as line:
+        await greet(line)
+        await listen(line, "detect", text="One?")
+        await heard(line, is_tts("start"))
+        await listen(line, "start", mode="realtime")
+        for packet in packets_of(line_speech, SILENCE_S):
+            await line.send(packet)
+        await until(lambda: bool(backend.recordings) and not any(name.endswith("transcript") for name in agent_tasks()))
+        assert len(backend.chats) == 1
+        await line.send(json.dumps({"type": "abort"}))
+        await heard(line, is_tts("stop"))
+        sound, _, _ = await heard(line, is_tts("stop"))
+        assert sound
+    said = {role: [text for one, text in turns_of(backend.chats[1]) if one == role] for role in ("user", "assistant")}
+    assert "\n".join(said["user"]) == "One?\nAnd two?"
+    assert all(LONG.text.startswith(text) for text in said["assistant"])
