@@ -91,6 +91,8 @@ def print_address(config: ServerConfig, ports: Ports, progress: StartupProgress)
     address = f"{in_url(listen.host)}:{ports.main}"
     if page_folder(config):
         print(f"page  http{secure}://{address}/")
+        if config.agent.llm_url is not None:
+            print(f"talk  http{secure}://{address}/#talk")
     if ports.tls is not None:
         print(f"tls   wss://{in_url(listen.tls_host or listen.host)}:{ports.tls}/v1/speech")
     print(f"wire  ws{secure}://{address}/v1/speech", flush=True)
