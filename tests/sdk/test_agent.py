@@ -36,8 +36,9 @@ def turn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_agents_package_holds_a_conversation(turn: Path) -> None:
-    python = existing_environment("agents") / "bin" / "python"
+@pytest.mark.parametrize("package", ["agents", "livekit", "pipecat"])
+def test_package_holds_a_conversation(turn: Path, package: str) -> None:
+    python = existing_environment(package) / "bin" / "python"
     with stub_backend_thread() as backend:
         backend.answers.append(ScriptedAnswer(LONG, speed=10))
         backend.answers += [ScriptedAnswer(f"Answer {number}.") for number in range(1, NUM_TURNS)]
@@ -45,7 +46,7 @@ def test_agents_package_holds_a_conversation(turn: Path) -> None:
         flags = {"agent__llm_url": backend.url, "agent__stt_url": backend.url, "auth__api_keys": f"agent:{KEY}"}
         with server(SCRIPT, speech__aligner="even", **flags) as started:
             url = started.url.replace("ws", "http", 1)
-            command = [python, PROGRAMS / "agents_talk.py", url, turn, str(NUM_TURNS)]
+            command = [python, PROGRAMS / f"{package}_talk.py", url, turn, str(NUM_TURNS)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr[-2_000:]
     result = json.loads(done.stdout.splitlines()[-1])

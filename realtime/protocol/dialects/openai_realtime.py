@@ -160,7 +160,9 @@ class OpenAIRealtimeDialect(OpenAIAgentSpeaker):
     def _cancel(self, response_id: str | None) -> Iterator[model.DialectCommand]:
         replies = self._conversation.replies(response_id)
         if not replies:
-            raise RemoteProtocolError("response_cancel_not_active", "no active response is found", "response_id")
+            # Clients know the error by these words.
+            message = "Cancellation failed: no active response found"
+            raise RemoteProtocolError("response_cancel_not_active", message, "response_id")
         for reply in replies:
             yield from self._stop(reply, "client_cancelled")
 
