@@ -64,8 +64,13 @@ def test_fields_of_the_form_reach_the_server(open_page: Callable, serve: Callabl
     sent = spoken_settings(page, 'One.<break time="20ms"/> Two.')
     assert sent["instruct"] == "Whisper."
     assert sent["sampling"] == {"temperature": 0.7, "top_k": 40, "predictor_do_sample": False}
-    assert sent["markup"] == "ssml"
+    assert (sent["markup"], "speakers" in sent) == ("ssml", False)
     page.locator(".reply .state", has_text="heard").first.wait_for()
+    page.get_by_role("button", name="A dialogue").click()
+    assert [field.input_value() for field in page.locator("#speakers select").all()] == ["ada", "ben"]
+    page.locator("#speakers select").nth(0).select_option("ben")
+    sent = spoken_settings(page, "Ann: Hello.\nBob: Hello, Ann.")
+    assert sent["speakers"] == {"Ann": "ben", "Bob": "ben"}
 
 
 def test_model_without_instructions_has_no_field_for_them(open_page: Callable, serve: Callable) -> None:
@@ -85,9 +90,42 @@ def test_model_without_instructions_has_no_field_for_them(open_page: Callable, s
 def test_voice_design_asks_for_a_description(open_page: Callable, serve: Callable) -> None:
     page = open_page(serve(QUICK | {"info": {"task": "voice_design", "voices": []}}))
     until(page, SHOWN)
+    assert page.locator("#dialogue").is_hidden()
     page.get_by_label("Description of the voice").fill("A calm old man.")
     sent = spoken_settings(page)
     assert (sent["instruct"], "voice" in sent) == ("A calm old man.", False)
+
+
+@pytest.mark.slow
+def test_speakers_are_named_added_and_removed(open_page: Callable, serve: Callable) -> None:
+    page = open_page(serve(QUICK))
+    until(page, SHOWN)
+    page.fill("#text", "Dr. Ann Lee: One.\nBob: Two: three.\n  Bob: Four.\nNot a label:five")
+    page.click("#dialogue summary")
+    labels = page.locator("#speakers input")
+    labels.nth(1).wait_for()
+    assert [label.input_value() for label in labels.all()] == ["Dr. Ann Lee", "Bob"]
+    assert page.inner_text("#dialogue-count") == "(2 speakers)"
+    page.click("#add-speaker")
+    page.keyboard.type("Bob")
+    page.click("#dialogue summary")
+    page.click("#speak")
+    until(page, "document.activeElement.validationMessage === 'Another speaker has this label.'")
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("a:b")
+    page.click("#speak")
+    until(page, "document.activeElement.validity.patternMismatch")
+    assert page.locator(".reply").count() == 0
+    page.get_by_role("button", name="Remove a:b").click()
+    until(page, "document.activeElement.id === 'add-speaker'")
+    page.get_by_role("button", name="Remove Dr. Ann Lee").click()
+    assert list(spoken_settings(page)["speakers"]) == ["Bob"]
+    for _ in range(15):
+        page.click("#add-speaker")
+    assert page.is_disabled("#add-speaker")
+    page.get_by_role("button", name="Numbers").click()
+    assert page.locator("#speakers li").count() == 0
+    assert "speakers" not in spoken_settings(page)
 
 
 @pytest.mark.slow

@@ -174,6 +174,31 @@ def test_token_lists_voices_and_changes_none(open_page: Callable, url: str) -> N
 
 
 @pytest.mark.slow
+def test_voice_is_designed_from_a_description(open_page: Callable, serve: Callable, tmp_path: Path) -> None:
+    page = open_page(f"{serve(QUICK | {'info': {'task': 'voice_design', 'voices': []}})}/#voices")
+    form = page.locator("#design-form")
+    form.wait_for()
+    assert page.is_disabled("#design-save")
+    form.get_by_label("Description").fill(" A calm old man. ")
+    page.fill("#voice-sentence", "Good evening.")
+    seeds = []
+    for chosen in ("", "7"):
+        form.get_by_label("Seed").fill(chosen)
+        with page.expect_response("**/v1/audio/speech") as spoken:
+            form.get_by_role("button", name="Listen").click()
+        body = spoken.value.request.post_data_json
+        assert (spoken.value.status, body["input"], body["instructions"]) == (200, "Good evening.", "A calm old man.")
+        page.locator("#design-version", has_text=f"Seed {body['seed']}").wait_for()
+        seeds.append(body["seed"])
+    assert (seeds[0] == int(seeds[0]), seeds[1]) == (True, 7)
+    with page.expect_download() as download:
+        page.click("#design-save")
+    assert download.value.suggested_filename == "voice-7.wav"
+    download.value.save_as(tmp_path / "voice.wav")
+    assert (tmp_path / "voice.wav").read_bytes() == spoken.value.body()
+
+
+@pytest.mark.slow
 def test_model_that_cannot_clone_says_so(open_page: Callable, serve: Callable) -> None:
     page = open_page(f"{serve(QUICK)}/#voices")
     page.locator("#voices-note", has_text="fake cannot make voices from recordings").wait_for()

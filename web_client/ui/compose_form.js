@@ -1,7 +1,8 @@
 /** The form: text and speech options. */
 
-import { getById, input, createElement, select, textarea } from "./dom.js";
+import { createElement, fillSelect, getById, input, select, textarea } from "./dom.js";
 import { limitLexicons, readModelFields } from "./model_fields.js";
+import { findSpeakers, openSpeakers, readSpeakers, setSpeakerVoices } from "./speakers_form.js";
 import { scheduleTokens } from "./token_stream.js";
 
 const SAMPLES = {
@@ -14,6 +15,7 @@ const SAMPLES = {
   Numbers:
     "The total is $1,249.50, due on 12/06. Your confirmation code is A7 4402, " +
     "and the balance after that is 3.5% lower than last year.",
+  "A dialogue": "Ann: Is the kettle on?\nBob: It has been singing for a minute.\nAnn: Then tea it is.",
 };
 
 /**
@@ -30,6 +32,7 @@ export function openComposer(onSpeak) {
     const choose = () => {
       textField().value = text;
       textField().focus();
+      findSpeakers(text);
     };
     getById("samples").append(createElement("button", { type: "button", className: "chip", onclick: choose }, name));
   }
@@ -42,8 +45,10 @@ export function openComposer(onSpeak) {
   });
   form.addEventListener("input", showDelivery);
   getById("lexicons").addEventListener("change", limitLexicons);
-  const advanced = /** @type {HTMLDetailsElement} */ (getById("advanced"));
-  advanced.addEventListener("invalid", () => (advanced.open = true), true); // a browser cannot focus a folded field
+  openSpeakers();
+  for (const folded of form.querySelectorAll("details")) {
+    folded.addEventListener("invalid", () => (folded.open = true), true); // a browser cannot focus a folded field
+  }
   showDelivery();
 }
 
@@ -56,6 +61,7 @@ export function setOptions({ voices, languages, settings }) {
 /** @param {string[]} names @param {string} [chosen] */
 export function setVoices(names, chosen) {
   fillSelect(select("voice"), names, chosen);
+  setSpeakerVoices(names);
 }
 
 /** @returns {Order} */
@@ -64,6 +70,7 @@ export function readForm() {
   const [encoding, sample_rate, bitrate] = select("format").value.split("/");
   const seed = input("seed").valueAsNumber;
   const format = { encoding, sample_rate: Number(sample_rate), ...(bitrate && { bitrate: Number(bitrate) }) };
+  const speakers = readSpeakers();
   const voice = select("voice").value; // empty where the model has no voice of its own, and none is stored
   const settings = {
     ...(voice && { voice }),
@@ -71,6 +78,7 @@ export function readForm() {
     format,
     word_times: true,
     ...(Number.isInteger(seed) && { seed }),
+    ...(Object.keys(speakers).length > 0 && { speakers }),
     ...readModelFields(),
   };
   const pauses = /** @type {import("./token_stream.js").Pauses} */ (select("pauses").value);
@@ -89,17 +97,4 @@ const writesTokens = () =>
 function showDelivery() {
   getById("tokens").hidden = !writesTokens();
   getById("rate-value").textContent = input("rate").value;
-}
-
-/**
- * Offer these names; the present choice stays.
- *
- * @param {HTMLSelectElement} element
- * @param {string[]} names
- * @param {string} [chosen]
- */
-export function fillSelect(element, names, chosen) {
-  const before = element.value || chosen;
-  element.replaceChildren(...names.map((name) => createElement("option", { value: name }, name)));
-  if (before !== undefined && names.includes(before)) element.value = before;
 }

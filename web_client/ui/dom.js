@@ -35,3 +35,16 @@ export const select = (id) => getById(id);
 
 /** @param {string} id @returns {HTMLTextAreaElement} */
 export const textarea = (id) => getById(id);
+
+/**
+ * Offer these names; the present choice stays.
+ *
+ * @param {HTMLSelectElement} element
+ * @param {string[]} names
+ * @param {string} [chosen]
+ */
+export function fillSelect(element, names, chosen) {
+  const before = element.value || chosen;
+  element.replaceChildren(...names.map((name) => createElement("option", { value: name }, name)));
+  if (before !== undefined && names.includes(before)) element.value = before;
+}

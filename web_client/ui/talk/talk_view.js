@@ -1,8 +1,7 @@
 /** The view of the conversation with the agent. */
 
 import { AgentSession } from "../../agent/agent_session.js";
-import { fillSelect } from "../compose_form.js";
-import { createElement, getById, select, textarea } from "../dom.js";
+import { createElement, fillSelect, getById, select, textarea } from "../dom.js";
 import { showNotice } from "../notices.js";
 import { listenForKeys } from "../shortcuts.js";
 import { checkSound } from "../status.js";

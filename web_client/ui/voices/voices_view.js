@@ -4,6 +4,7 @@ import { ClipPlayer, decodeClip } from "../../audio/clip.js";
 import { getById, input } from "../dom.js";
 import { showNotice } from "../notices.js";
 import { BlendForm } from "./blend_form.js";
+import { DesignForm } from "./design_form.js";
 import { RecordingForm } from "./recording_form.js";
 import { VoiceList } from "./voice_list.js";
 
@@ -12,7 +13,8 @@ import { VoiceList } from "./voice_list.js";
  * @property {import("../../http_api.js").SpeechApi} api
  * @property {() => import("../../http_api.js").ModelInfo} model
  * @property {() => Promise<AudioContext>} audioContext
- * @property {(fields: Record<string, unknown>) => Promise<void>} listen speaks the sentence with fields of the speech API
+ * @property {(fields: Record<string, unknown>, onFile?: (wav: Blob) => void) => Promise<void>} listen speaks the sentence
+ *   with fields of the speech API
  * @property {(name?: string) => Promise<void>} refresh shows the voices of the server; focus goes to this one
  * @property {(action: Promise<void>) => Promise<void>} report shows why an action failed
  */
@@ -36,10 +38,11 @@ export function openVoices({ session, api, onVoices }) {
     api,
     audioContext,
     model: () => model,
-    async listen(fields) {
+    async listen(fields, onFile) {
       clips.stop();
       const device = await audioContext();
       const wav = await api.speech({ input: input("voice-sentence").value, ...fields });
+      onFile?.(new Blob([wav], { type: "audio/wav" }));
       await clips.play(device, await decodeClip(device, wav));
     },
     async refresh(name) {
@@ -47,6 +50,7 @@ export function openVoices({ session, api, onVoices }) {
       model = described;
       list.show(voices);
       blend.show(voices);
+      design.show(model);
       showWhatIsPossible(model, voices.can_change);
       recording.redraw();
       onVoices(voices.voices);
@@ -57,6 +61,7 @@ export function openVoices({ session, api, onVoices }) {
   };
   const list = new VoiceList(context);
   const blend = new BlendForm(context);
+  const design = new DesignForm(context);
   const recording = new RecordingForm(context);
   return () => report(context.refresh());
 }
