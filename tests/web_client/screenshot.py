@@ -17,6 +17,8 @@ from tests.realtime.server_process import wire_address
 from tests.web_client.conftest import LATEST, READY, SOUND_ALLOWED, launch, until
 
 SIZE = {"width": 1240, "height": 900}
+# The form of a dialogue is folded.
+SAY_SIZE = {"width": 1240, "height": 940}
 MODEL_SHOWN = "document.querySelector('#voice-list').childElementCount > 0"
 
 
@@ -29,7 +31,7 @@ def main() -> None:
         show_voices(url, target, *recording)
         return
     with launch(SOUND_ALLOWED) as browser:
-        page = browser.new_page(viewport=SIZE)
+        page = browser.new_page(viewport=SAY_SIZE)
         page.goto(url)
         until(page, READY)
         page.click("#speak")

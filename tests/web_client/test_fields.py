@@ -66,7 +66,7 @@ def test_fields_of_the_form_reach_the_server(open_page: Callable, serve: Callabl
     assert sent["sampling"] == {"temperature": 0.7, "top_k": 40, "predictor_do_sample": False}
     assert (sent["markup"], "speakers" in sent) == ("ssml", False)
     page.locator(".reply .state", has_text="heard").first.wait_for()
-    page.get_by_role("button", name="A dialogue").click()
+    page.get_by_role("button", name="Dialogue").click()
     assert [field.input_value() for field in page.locator("#speakers select").all()] == ["ada", "ben"]
     page.locator("#speakers select").nth(0).select_option("ben")
     sent = spoken_settings(page, "Ann: Hello.\nBob: Hello, Ann.")

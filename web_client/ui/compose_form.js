@@ -6,8 +6,8 @@ import { findSpeakers, openSpeakers, readSpeakers, setSpeakerVoices } from "./sp
 import { scheduleTokens } from "./token_stream.js";
 
 const SAMPLES = {
-  "A greeting": "Good morning! I can start speaking before you have finished writing. Stop me whenever you like.",
-  "A longer reply":
+  Greeting: "Good morning! I can start speaking before you have finished writing. Stop me whenever you like.",
+  Reply:
     "Sure, here is the short version. Your order left our warehouse on the 3rd of May and should arrive on Thursday, " +
     "between 9:30 and 11. The driver will call you about twenty minutes before. If nobody is at home, the parcel goes to " +
     "the shop around the corner, " +
@@ -15,7 +15,7 @@ const SAMPLES = {
   Numbers:
     "The total is $1,249.50, due on 12/06. Your confirmation code is A7 4402, " +
     "and the balance after that is 3.5% lower than last year.",
-  "A dialogue": "Ann: Is the kettle on?\nBob: It has been singing for a minute.\nAnn: Then tea it is.",
+  Dialogue: "Ann: Is the kettle on?\nBob: It has been singing for a minute.\nAnn: Then tea it is.",
 };
 
 /**
@@ -27,7 +27,7 @@ const textField = () => textarea("text");
 /** @param {(event: Event) => void} onSpeak */
 export function openComposer(onSpeak) {
   const form = /** @type {HTMLFormElement} */ (getById("composer"));
-  textField().value = SAMPLES["A longer reply"];
+  textField().value = SAMPLES.Reply;
   for (const [name, text] of Object.entries(SAMPLES)) {
     const choose = () => {
       textField().value = text;
