@@ -24,7 +24,7 @@ import time
 import wave
 from asyncio.subprocess import PIPE, create_subprocess_exec
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from sessions.audio.pcm import pcm_to_s16le
+from sessions.audio.pcm import Pcm, pcm_to_s16le
 from sessions.audio.resampler import Resampler
 from tests.realtime.agent.stub_backend import ScriptedAnswer, stub_backend
 
@@ -74,28 +74,35 @@ class Measured:
             self.times_ms[part].append(value_ms)
 
 
-def load_question(path: Path | None) -> Question:
+def load_speech(path: Path | None, rate: int) -> Pcm:
+    """Load a recording of speech, or let flite speak."""
     if path is None:
         from training.flite import SAMPLE_RATE_HZ, available, synthesize
 
         if not available():
             sys.exit("flite is not installed: name a recording of a question with --audio FILE")
-        samples, rate = synthesize(QUESTION, "slt").pcm, SAMPLE_RATE_HZ
+        samples, from_rate = synthesize(QUESTION, "slt").pcm, SAMPLE_RATE_HZ
     else:
         with wave.open(str(path)) as file:
             if (file.getsampwidth(), file.getnchannels()) != (2, 1):
                 sys.exit(f"--audio {path}: it must have 16 bits and one channel")
-            samples, rate = np.frombuffer(file.readframes(file.getnframes()), np.int16), file.getframerate()
-    resampler = Resampler(rate, RATE)
+            samples, from_rate = np.frombuffer(file.readframes(file.getnframes()), np.int16), file.getframerate()
+    resampler = Resampler(from_rate, rate)
     speech = np.asarray(samples, np.float32) / 32768
-    pcm = np.concatenate([resampler.push(speech), resampler.flush()])
+    return np.concatenate([resampler.push(speech), resampler.flush()])
+
+
+def load_question(path: Path | None) -> Question:
+    pcm = load_speech(path, RATE)
     loud = np.flatnonzero(np.abs(pcm) > SPEECH_THRESHOLD * np.abs(pcm).max())
     return Question(pcm_to_s16le(pcm) + bytes(2 * round(SILENCE_S * RATE)), float(loud[-1] + 1) / RATE)
 
 
 @asynccontextmanager
-async def running_server(backend_url: str, options: list[str]) -> AsyncIterator[str]:
-    command = ["-m", "realtime.cli", "serve", "--port", "0", "--llm", backend_url, "--stt", backend_url]
+async def running_server(
+    backend_url: str, options: Sequence[str], program: Sequence[str] = ("-m", "realtime.cli")
+) -> AsyncIterator[str]:
+    command = [*program, "serve", "--port", "0", "--llm", backend_url, "--stt", backend_url]
     process = await create_subprocess_exec(sys.executable, *command, "--log-level", "error", *options, stdout=PIPE)
     assert process.stdout is not None
     try:
