@@ -28,7 +28,7 @@ FRAME_BYTES = round(2 * RATE * FRAME_S)
 LISTENING_S = 1.0
 
 
-class Microphone(io.AudioInput):
+class LiveKitMicrophone(io.AudioInput):
     """Gives silence in real time, and what is spoken."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ async def main(url: str, said: bytes, num_turns: int) -> None:
     # The microphone has no echo, and the speakers cannot pause.
     handling = {"interruption": {"resume_false_interruption": False}}
     async with AgentSession(llm=model, aec_warmup_duration=None, turn_handling=handling) as session:
-        session.input.audio = microphone = Microphone()
+        session.input.audio = microphone = LiveKitMicrophone()
         session.output.audio = speakers = Speakers()
         speakers.on("playback_finished", finished.put_nowait)
         await session.start(Agent(instructions="Answer briefly."))

@@ -47,7 +47,7 @@ PARAMS = TransportParams(
 )
 
 
-class Microphone(BaseInputTransport):
+class PipecatMicrophone(BaseInputTransport):
     """Gives silence in real time, and what is spoken."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ async def main(url: str, said: bytes, num_turns: int) -> None:
     service = OpenAIRealtimeLLMService(api_key=KEY, base_url=f"{url.replace('http', 'ws', 1)}/v1/realtime")
     context = LLMContext()
     aggregators = LLMContextAggregatorPair(context, realtime_service_mode=True)
-    microphone, speaker = Microphone(), Speaker()
+    microphone, speaker = PipecatMicrophone(), Speaker()
     recorder = Recorder(speaker)
     parts = [microphone, aggregators.user(), service, speaker, recorder, aggregators.assistant()]
     worker = PipelineWorker(
