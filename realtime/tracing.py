@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry import context, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import NoOpTracer, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -80,7 +80,7 @@ class SpanRecorder:
     """Implements ``sessions.tracing.ResponseTracer`` with the tracer provider of the process, or one of its own."""
 
     def __init__(self) -> None:
-        self._tracer: Tracer = trace.get_tracer(NAME, VERSION)
+        self._tracer = find_process_tracer()
 
     def find_parent(self) -> Context:
         return context.get_current()
@@ -125,6 +125,15 @@ class SpanRecorder:
             await asyncio.to_thread(shutdown.join, SHUTDOWN_TIMEOUT_S)
 
 
+def find_process_tracer() -> Tracer:
+    """Return the tracer of the process; one that does nothing if ``OTEL_PYTHON_TRACER_PROVIDER`` cannot be loaded."""
+    try:
+        return trace.get_tracer(NAME, VERSION)
+    except Exception:  # of an unknown name a StopIteration, else what the provider raises
+        log.warning("tracer provider is not used", extra={"reason": "OTEL_PYTHON_TRACER_PROVIDER cannot be loaded"})
+        return NoOpTracer()
+
+
 def extract_context(value: str, outer: Context) -> Context:
     """Return the context that a ``traceparent`` names; ``outer`` if it is malformed."""
     return TraceContextTextMapPropagator().extract({CARRIER_FIELD: value}, outer)
@@ -163,13 +172,13 @@ def create_provider(environment: Mapping[str, str]) -> TracerProvider | None:
         return build_provider()
     except ImportError:
         log.warning("traces are not exported", extra={"reason": "the extra voicewire[tracing] is not installed"})
-    except ValueError:  # its text may quote a header, which may be a secret
+    except Exception:  # also of plug-ins; its text may quote a header, which may be a secret
         log.warning("traces are not exported", extra={"reason": "an OTEL_ variable has a value that is not allowed"})
     return None
 
 
 def build_provider() -> TracerProvider:
-    """Build a provider from the ``OTEL_*`` variables of the process. Raises ``ImportError`` or ``ValueError``."""
+    """Build a provider from the ``OTEL_*`` variables of the process. Raises ``ImportError``, and others."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider

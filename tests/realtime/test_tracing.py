@@ -193,6 +193,8 @@ def test_without_an_endpoint_nothing_is_made(environment: dict[str, str]) -> Non
     [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "http/protobuf"),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "-5", "OTEL_"),
+        ("OTEL_PYTHON_METER_PROVIDER", "no such provider", "OTEL_"),
+        ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "no such provider", "OTEL_"),
     ],
 )
 def test_wrong_variable_stops_no_server(
@@ -201,6 +203,18 @@ def test_wrong_variable_stops_no_server(
     monkeypatch.setenv(variable, value)
     assert create_provider(ENDPOINT | {variable: value}) is None
     assert reason in caplog.records[-1].reason
+
+
+async def test_unknown_tracer_provider_stops_no_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "no such provider")
+    with otlp_receiver(monkeypatch) as collector:
+        async with live_server() as live, live.session() as client:
+            assert (await speak(client, TEXT, "first")).done.status == "completed"
+        assert len(collector.roots) == 1
+    reasons = [record.reason for record in caplog.records if record.name == "voicewire.traces"]
+    assert reasons == ["OTEL_PYTHON_TRACER_PROVIDER cannot be loaded"]
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
