@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry import context, trace
@@ -134,6 +134,16 @@ def find_process_tracer() -> Tracer:
         return NoOpTracer()
 
 
+@contextmanager
+def use_parent(carrier: Mapping[str, str]) -> Iterator[None]:
+    """Sessions that are opened meanwhile belong to the trace that a carrier names, if it names one that is valid."""
+    token = context.attach(extract_context(carrier.get(CARRIER_FIELD, ""), context.get_current()))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
 def extract_context(value: str, outer: Context) -> Context:
     """Return the context that a ``traceparent`` names; ``outer`` if it is malformed."""
     return TraceContextTextMapPropagator().extract({CARRIER_FIELD: value}, outer)
@@ -203,8 +213,5 @@ class TraceParents:
         if found is None:
             await self._app(scope, receive, send)
             return
-        token = context.attach(extract_context(found, context.get_current()))
-        try:
+        with use_parent({CARRIER_FIELD: found}):
             await self._app(scope, receive, send)
-        finally:
-            context.detach(token)

@@ -23,6 +23,7 @@ from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed
 from realtime.protocol.mqtt.topics import Topics
 from realtime.server import SpeechServer
+from realtime.tracing import use_parent
 from realtime.transports.transport import check_size
 from sessions.audio.provenance import SOURCE_TYPE
 
@@ -171,7 +172,7 @@ class MqttConnectionHandler:
         held.enter_context(self.sessions.reserve(client, topics.inbox, topics.events))
         can_resume = wanted.resume and self._server.config.limits.resume_grace_s > 0
         dialect = MqttSessionDialect(sid, wanted.to_options(self._settings.lead_ms), can_resume)
-        connection = self._run_session(held, SESSION_ROUTE, dialect)
+        connection = self._run_session(held, SESSION_ROUTE, dialect, arrival)
         content_type = messages.CONTENT_TYPES[wanted.format.encoding]
         max_bytes = HARD_LIMIT * self._server.config.limits.max_message_bytes
         max_waiting = self._settings.max_queued_per_session
@@ -210,22 +211,26 @@ class MqttConnectionHandler:
             raise RequestRefused("request_too_long", found, "text")
         seat = f"say/{secrets.token_hex(8)}"
         held.enter_context(self.sessions.reserve(client, seat))
-        connection = self._run_session(
-            held, ONE_SHOT_ROUTE, MqttOneShotDialect(seat, wanted.to_options(0), wanted.text)
-        )
+        dialect = MqttOneShotDialect(seat, wanted.to_options(0), wanted.text)
+        connection = self._run_session(held, ONE_SHOT_ROUTE, dialect, arrival)
         content_type = messages.CONTENT_TYPES[wanted.format.encoding]
         link = MqttReplyTransport(self._line, arrival.response_topic or "", arrival.correlation, content_type)
         self.sessions.register(seat, link)
         return connection, link
 
     def _run_session(
-        self, held: AsyncExitStack, wire: DialectRoute, dialect: MqttSessionDialect | MqttOneShotDialect
+        self,
+        held: AsyncExitStack,
+        wire: DialectRoute,
+        dialect: MqttSessionDialect | MqttOneShotDialect,
+        arrival: IncomingMessage,
     ) -> DialectConnection:
         self._server.check_connection_limits(self._owner)
         self._server.check_response_limits(self._owner)
         connection = DialectConnection(self._server, wire, dialect)
         held.push_async_callback(connection.aclose)
-        connection.open(self._owner)
+        with use_parent(dict(arrival.user)):
+            connection.open(self._owner)
         return connection
 
     async def _answer(self, arrival: IncomingMessage, payload: str, last: bool = False) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -17,6 +18,7 @@ from sessions.tracing import ResponseTimes
 from tests.realtime.calls import twilio_simulator
 from tests.realtime.calls.test_sockets import told
 from tests.realtime.live_server import WAIT_S, LiveServer, live_server, speak, until
+from tests.realtime.mqtt import mqtt_client
 from tests.realtime.otlp_receiver import attributes_of, otlp_receiver
 
 TEXT = "Zebras whisper quietly."
@@ -123,6 +125,30 @@ async def test_malformed_traceparent_is_ignored(monkeypatch: pytest.MonkeyPatch,
         async with live_server(auth__api_keys=f"ann:{KEY}") as live:
             await say_by_http(live, value)
         assert [root.parent_span_id for root in collector.roots] == [b""]
+
+
+MESSAGES: list[tuple[str, dict[str, object]]] = [("open", {"lead_ms": 0}), ("say", {"text": TEXT})]
+
+
+@pytest.mark.parametrize(("kind", "content"), MESSAGES, ids=["open", "say"])
+@pytest.mark.parametrize("value", [PARENT, "00-1-2-3"], ids=["valid", "malformed"])
+async def test_mqtt_reply_belongs_to_the_trace_of_its_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, content: dict[str, object], value: str
+) -> None:
+    with mqtt_client.running(tmp_path) as broker, otlp_receiver(monkeypatch) as collector:
+        async with mqtt_client.bridged(broker), mqtt_client.client(broker) as agent:
+            await agent.ask(f"voice/v1/{kind}", content, traceparent=value, other="my secret words")
+            if kind == "open":
+                session = mqtt_client.MqttTestSession(agent, (await agent.next_on(agent.answers)).json)
+                for _ in range(2):
+                    await session.say({"t": "text", "d": TEXT}, {"t": "end"})
+                    await session.told("done")
+            else:
+                await agent.next_on(agent.answers, lambda answer: answer.last)
+        found = {(root.trace_id.hex(), root.parent_span_id.hex()) for root in collector.roots}
+        assert (found == {(TRACE_ID, SPAN_ID)}) == (value == PARENT)
+        assert len(collector.roots) == (2 if kind == "open" else 1)
+        assert not any(b"secret" in body for body in collector.bodies)
 
 
 async def test_baggage_is_neither_read_nor_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -139,10 +139,14 @@ class MqttTestClient:
     def answers(self) -> str:
         return f"voice/v1/c/{self.name}/rsp"
 
-    async def ask(self, topic: str, content: Json | bytes, answers: str | None = None, tag: bytes = b"7") -> None:
+    async def ask(
+        self, topic: str, content: Json | bytes, answers: str | None = None, tag: bytes = b"7", **user: str
+    ) -> None:
         properties = Properties(PacketTypes.PUBLISH)
         properties.ResponseTopic = answers or self.answers
         properties.CorrelationData = tag
+        if user:
+            properties.UserProperty = [*user.items()]
         payload = content if isinstance(content, bytes) else json.dumps(content)
         await self.client.publish(topic, payload, 1, properties=properties)
 
