@@ -152,7 +152,7 @@ def _load_agent(server: SpeechServer, switchboard: CallRegistry) -> VoiceAgent |
         return None
     from realtime.agent.voice_agent import load_agent
 
-    return load_agent(server.config, os.environ, server.metrics, switchboard.vad_scheduler)
+    return load_agent(server.config, os.environ, server.metrics, switchboard.vad_scheduler, server.tracer)
 
 
 def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiService) -> list[BaseRoute]:

@@ -92,6 +92,8 @@ class Conversation:
     wake: Callable[[], None]
     # True if contexts are spoken one after the other, in the order they were opened.
     serial: bool = False
+    # The parent of a context's trace, where that is not the session's.
+    find_trace_parent: Callable[[str], object] = lambda _: None
     # Open contexts in the order they were opened.
     _open: dict[str, ContextState] = field(default_factory=dict)
     _past: OrderedDict[str, Response] = field(default_factory=OrderedDict)
@@ -332,7 +334,10 @@ class Conversation:
         try:
             if not context.admitted:
                 self.check_can_start()
-            response = self.session.create_response(settings=context.settings, text=text, text_closed=last)
+            parent = self.find_trace_parent(context.context_id)
+            response = self.session.create_response(
+                settings=context.settings, text=text, text_closed=last, trace_parent=parent
+            )
         except SpeechError as error:
             return self._fail(context, error)
         context.ended = last

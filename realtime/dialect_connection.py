@@ -291,6 +291,7 @@ class DialectConnection(ResumableConnection):
         )
         if self._dialect.uses_agent and self._server.agent is not None:
             self._agent = self._server.agent.open_conversation()
+            self._conversation.find_trace_parent = self._agent.find_trace_parent
         if self._dialect.can_resume and self._limits.resume_grace_s > 0:
             session, conversation, opened_s = self._session, self._conversation, self._opened_s
             state = ResumableConversation(

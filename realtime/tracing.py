@@ -76,11 +76,21 @@ def find_engine_phases(timings: RequestTimings, submitted_s: float) -> Iterator[
         yield Phase(name, start_s, start_s := start_s + duration_ms / 1000)
 
 
+class UnixClock:
+    """Converts moments of the event loop's clock to Unix time, by the difference when it was made."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - round(now_s() * NS_PER_S)
+
+    def to_ns(self, moment_s: float) -> int:
+        return self._offset_ns + round(moment_s * NS_PER_S)
+
+
 class SpanRecorder:
     """Implements ``sessions.tracing.ResponseTracer`` with the tracer provider of the process, or one of its own."""
 
     def __init__(self) -> None:
-        self._tracer = find_process_tracer()
+        self.tracer = find_process_tracer()
 
     def find_parent(self) -> Context:
         return context.get_current()
@@ -92,12 +102,8 @@ class SpanRecorder:
 
     def record(self, parent: object, usage: UsageRecord, times: ResponseTimes) -> None:
         assert isinstance(parent, Context)
-        offset_ns = time.time_ns() - round(now_s() * NS_PER_S)
-
-        def unix_ns(moment_s: float) -> int:
-            return offset_ns + round(moment_s * NS_PER_S)
-
-        root = self._tracer.start_span("reply", parent, SpanKind.SERVER, start_time=unix_ns(times.created_s))
+        to_ns = UnixClock().to_ns
+        root = self.tracer.start_span("reply", parent, SpanKind.SERVER, start_time=to_ns(times.created_s))
         if not root.is_recording():
             return
         root.set_attributes(describe_reply(usage))
@@ -105,8 +111,8 @@ class SpanRecorder:
             root.set_status(Status(StatusCode.ERROR))
         inner = trace.set_span_in_context(root, parent)
         for phase in find_phases(times):
-            self._tracer.start_span(phase.name, inner, start_time=unix_ns(phase.start_s)).end(unix_ns(phase.end_s))
-        root.end(unix_ns(now_s() if times.ended_s is None else times.ended_s))
+            self.tracer.start_span(phase.name, inner, start_time=to_ns(phase.start_s)).end(to_ns(phase.end_s))
+        root.end(to_ns(now_s() if times.ended_s is None else times.ended_s))
 
     @asynccontextmanager
     async def export(self, environment: Mapping[str, str]) -> AsyncIterator[None]:
@@ -115,7 +121,7 @@ class SpanRecorder:
         if provider is None:
             yield
             return
-        self._tracer = provider.get_tracer(NAME, VERSION)
+        self.tracer = provider.get_tracer(NAME, VERSION)
         try:
             yield
         finally:

@@ -89,9 +89,10 @@ class Session:
         text: str = "",
         text_closed: bool = False,
         replay: Replay | None = None,
+        trace_parent: object = None,
     ) -> Response:
         """Begin a spoken reply. With ``text_closed`` all of its text is known, which the engine can use. A ``replay``
-        goes on with one of another gateway.
+        goes on with one of another gateway. A ``trace_parent`` replaces the session's.
 
         Raises ``DuplicateResponse``, ``LimitExceeded`` (maybe with ``retry_after_ms``), ``SessionClosed``, or what
         ``update`` raises; then nothing was begun. Whatever goes wrong later ends the response with an error.
@@ -121,7 +122,7 @@ class Session:
                 self._services.usage,
                 replay is not None,
                 self._services.tracer,
-                self.trace_parent,
+                self.trace_parent if trace_parent is None else trace_parent,
             ),
             self._is_resumable,
             replay,

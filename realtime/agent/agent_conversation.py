@@ -11,8 +11,11 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.context import Context
+
 from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.agent.backend import BackendFailed
+from realtime.agent.turn_trace import TurnTrace
 from realtime.protocol import agent_turns
 from realtime.protocol.agent_turns import AgentEvent
 from sessions.clock import WakeEvent, now_s
@@ -31,6 +34,7 @@ class TurnTiming:
     """Times of a turn, from its end to the first audio of its answer. Moments are event loop times."""
 
     begun_s: float
+    trace: TurnTrace
     endpointing_ms: float | None = None
     stt_ms: float | None = None
     llm_first_token_ms: float | None = None
@@ -42,6 +46,8 @@ class AgentConversation:
     def __init__(self, agent: VoiceAgent, playout_level_db: PlayoutLevelDb = no_playout) -> None:
         self._agent = agent
         self._settings = agent.settings
+        # The context that the traces of turns belong to.
+        self.trace_parent: object = agent.tracer.find_parent()
         self._events: deque[AgentEvent] = deque()
         self._wake = WakeEvent()
         self._is_closed = False
@@ -74,7 +80,8 @@ class AgentConversation:
             case agent_turns.StartAnswer():
                 self._start_answer(command)
             case agent_turns.StopAnswer():
-                self._timings.pop(command.context, None)
+                if (timing := self._timings.pop(command.context, None)) is not None:
+                    timing.trace.end()
                 if (task := self._answers.pop(command.context, None)) is not None:
                     task.cancel()
             case agent_turns.ConfigureAudio():
@@ -101,6 +108,7 @@ class AgentConversation:
         timing = self._timings.pop(context, None)
         if timing is None:
             return None
+        timing.trace.end()
         first_audio_ms = _elapsed_ms(timing.begun_s)
         parts = agent_turns.AnswerLatency(
             context, timing.endpointing_ms, timing.stt_ms, timing.llm_first_token_ms, first_audio_ms
@@ -110,10 +118,17 @@ class AgentConversation:
                 self._agent.metrics.observe(f"agent_{name.removesuffix('_ms')}_seconds", value_ms / 1000)
         return parts
 
+    def find_trace_parent(self, context: str) -> object:
+        """Return the parent of the reply that speaks an answer; ``None`` of another one, or once it sounds."""
+        timing = self._timings.get(context)
+        return None if timing is None else timing.trace.context
+
     def close(self) -> None:
         """Stop all work; idempotent."""
         self._is_closed = True
         self._wake.set()
+        for timing in (*self._timings.values(), *filter(None, [self._turn_timing])):
+            timing.trace.end()
         for task in self._tasks():
             task.cancel()
 
@@ -140,7 +155,7 @@ class AgentConversation:
             error = LimitExceeded(f"max_answers_per_session is {limit}").info
             self._emit(agent_turns.AnswerEnded(request.context, error))
             return
-        self._timings[request.context] = self._turn_timing or TurnTiming(now_s())
+        self._timings[request.context] = self._turn_timing or self._begin_timing(now_s())
         self._turn_timing = None
         self._answers[request.context] = self._spawn(self._answer(request), "answer")
 
@@ -156,6 +171,8 @@ class AgentConversation:
     async def _generate(self, request: agent_turns.StartAnswer) -> ErrorInfo | None:
         """Emit what the language model answers. If it fails, emit a phrase and return the error."""
         model, begun_s, has_begun = self._agent.model, now_s(), False
+        timing = self._timings[request.context]
+        error: ErrorInfo | None = None
         reminder = self._schedule_phrase(request.context, self._settings.wait_phrase_after_s)
         try:
             async with aclosing(model.answer(request)) as pieces:
@@ -163,7 +180,7 @@ class AgentConversation:
                     if not has_begun:
                         has_begun = True
                         reminder.cancel()
-                        self._record_first_token(request.context, begun_s)
+                        timing.llm_first_token_ms = _elapsed_ms(begun_s)
                     self._emit_piece(request.context, piece)
             return None
         except BackendFailed as failure:
@@ -173,6 +190,7 @@ class AgentConversation:
             error = INTERNAL_ERROR
         finally:
             reminder.cancel()
+            timing.trace.record("llm", begun_s, error, first_token_ms=timing.llm_first_token_ms)
         self._agent.metrics.inc("agent_failures_total", code=error.code)
         self._emit(agent_turns.AnswerText(request.context, f" {self._agent.phrases.failed}"))
         return error
@@ -183,15 +201,15 @@ class AgentConversation:
         else:
             self._emit(agent_turns.AnswerToolCall(context, piece))
 
-    def _record_first_token(self, context: str, begun_s: float) -> None:
-        if (timing := self._timings.get(context)) is not None:
-            timing.llm_first_token_ms = _elapsed_ms(begun_s)
-
     def _schedule_phrase(self, context: str, delay_s: float) -> WaitPhrase:
         return WaitPhrase(weak_method(self._speak_wait_phrase), context, delay_s, self._settings.wait_phrase_every_s)
 
     def _speak_wait_phrase(self, context: str) -> None:
         self._emit(agent_turns.AnswerText(context, f"{self._agent.phrases.wait} "))
+
+    def _begin_timing(self, begun_s: float) -> TurnTiming:
+        assert isinstance(self.trace_parent, Context)
+        return TurnTiming(begun_s, TurnTrace(self._agent.tracer.tracer, self.trace_parent, begun_s))
 
     # Spoken turns
 
@@ -208,8 +226,12 @@ class AgentConversation:
         self._emit(self._begin_transcript(spoken))
 
     def _begin_transcript(self, spoken: SpokenTurn) -> agent_turns.AudioCommitted:
-        turn = next(self._turns)
-        self._turn_timing = TurnTiming(spoken.speech_end_s, _elapsed_ms(spoken.speech_end_s))
+        turn, end_s = next(self._turns), spoken.speech_end_s
+        if self._turn_timing is not None:
+            self._turn_timing.trace.end()
+        self._turn_timing = self._begin_timing(end_s)
+        self._turn_timing.endpointing_ms = _elapsed_ms(end_s)
+        self._turn_timing.trace.record("endpointing", end_s)
         task = self._spawn(self._transcribe(turn, spoken, self._turn_timing), "transcript")
         self._transcripts.add(task)
         task.add_done_callback(self._transcripts.discard)
@@ -231,6 +253,7 @@ class AgentConversation:
         if error is not None:
             self._agent.metrics.inc("agent_failures_total", code=error.code)
         timing.stt_ms = _elapsed_ms(begun_s)
+        timing.trace.record("stt", begun_s, error)
         self._emit(agent_turns.AudioTranscribed(turn, spoken.duration_s, text, error))
 
 

@@ -13,6 +13,7 @@ from realtime.agent.recognizer import Recognizer
 from realtime.calls.connection import barge_in_settings
 from realtime.config import ConfigError, ServerConfig
 from realtime.protocol.agent_turns import AgentAbility
+from realtime.tracing import SpanRecorder
 from sessions.metrics import Metrics
 from sessions.vad.scheduler import VadScheduler
 from sessions.vad.turns import PlayoutLevelDb, no_playout
@@ -34,10 +35,11 @@ class VoiceAgent:
         environment: Mapping[str, str],
         metrics: Metrics,
         vad_scheduler: VadScheduler,
+        tracer: SpanRecorder,
     ) -> None:
         file, settings = load_agent_file(config.agent.file), config.agent
         self.settings, self.phrases = settings, file.phrases
-        self.metrics, self.vad_scheduler = metrics, vad_scheduler
+        self.metrics, self.vad_scheduler, self.tracer = metrics, vad_scheduler, tracer
         self.vad_settings = barge_in_settings(config.calls)
         timeout_s = settings.connect_timeout_s
         llm = Backend("language model", "llm_failed", llm_url, environment.get(LLM_KEY, ""), timeout_s)
@@ -69,11 +71,15 @@ class VoiceAgent:
 
 
 def load_agent(
-    config: ServerConfig, environment: Mapping[str, str], metrics: Metrics, vad_scheduler: VadScheduler
+    config: ServerConfig,
+    environment: Mapping[str, str],
+    metrics: Metrics,
+    vad_scheduler: VadScheduler,
+    tracer: SpanRecorder,
 ) -> VoiceAgent | None:
     """Return the agent; ``None`` without ``agent.llm_url``. Raises ``ConfigError``."""
     if config.agent.llm_url is not None:
-        return VoiceAgent(config, config.agent.llm_url, environment, metrics, vad_scheduler)
+        return VoiceAgent(config, config.agent.llm_url, environment, metrics, vad_scheduler, tracer)
     for name in ("stt_url", "file"):
         if getattr(config.agent, name) is not None:
             raise ConfigError(f"agent.{name} needs agent.llm_url (--llm)")

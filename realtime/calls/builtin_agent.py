@@ -68,9 +68,10 @@ class BuiltinAgent:
         # Why the last turn has no transcript.
         self._failure: ErrorInfo | None = None
 
-    def start(self, call: Call) -> None:
-        """Begin to answer a call that is connected."""
+    def start(self, call: Call, trace_parent: object) -> None:
+        """Begin to answer a call that is connected. Traces of its turns belong to ``trace_parent``."""
         self._call = call
+        self._conversation.trace_parent = trace_parent
         self._configure(is_manual=False)
         if self._has_greeting:
             self._begin("greeting")
@@ -137,6 +138,13 @@ class BuiltinAgent:
         if answer is None or answer.reply_id != reply_id:
             return None
         return self._conversation.on_audio(answer.context)
+
+    def find_trace_parent(self, reply_id: str) -> object:
+        """Return the parent of the trace of the answer's reply; ``None`` for any other one."""
+        answer = self._answer
+        if answer is None or answer.reply_id != reply_id:
+            return None
+        return self._conversation.find_trace_parent(answer.context)
 
     def on_call_event(self, event: model.CallEvent) -> None:
         """Follow the call: what was heard of replies, and what the user of a device wrote."""

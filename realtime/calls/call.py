@@ -122,6 +122,7 @@ class Call:
     """Carries out commands of agents and gives the messages for the line. No method waits for speech.
 
     ``on_event`` passes events to the agents. ``on_first_audio`` receives the id of a reply that begins to sound.
+    ``find_trace_parent`` gives the parent of a reply's trace, ``None`` for that of the session.
     ``send_nowait`` sends a message before all others. ``wake`` asks for a call of ``pop_due``.
     """
 
@@ -136,6 +137,7 @@ class Call:
         check_can_start: Callable[[], None],
         on_event: Callable[[model.CallEvent], None],
         on_first_audio: Callable[[str], None],
+        find_trace_parent: Callable[[str], object],
         send_nowait: Callable[[Message], None],
         hang_up: Callable[[str], None],
         wake: Callable[[], None],
@@ -146,7 +148,7 @@ class Call:
         # Raises ``RequestRefused`` while no reply may begin.
         self._check_can_start = check_can_start
         self._on_event, self._send_nowait, self._hang_up = on_event, send_nowait, hang_up
-        self._on_first_audio = on_first_audio
+        self._on_first_audio, self._find_trace_parent = on_first_audio, find_trace_parent
         self._numbers = itertools.count(1)
         # Replies that wait for their turn.
         self._queue: deque[CallReply] = deque()
@@ -267,7 +269,10 @@ class Call:
             self._check_can_start()
             whole = reply.pop_text()
             response = self._session.create_response(
-                settings=self._settings, text=whole or "", text_closed=whole is not None
+                settings=self._settings,
+                text=whole or "",
+                text_closed=whole is not None,
+                trace_parent=self._find_trace_parent(reply.reply_id),
             )
         except SpeechError as error:
             self._emit_failed(reply, error.info, HeardText("", reply.waiting_text, 0.0))

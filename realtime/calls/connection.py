@@ -221,13 +221,14 @@ class CallConnection(Connection):
             check_can_start=self._server.check_not_draining,
             on_event=weak_method(self._publish_event),
             on_first_audio=weak_method(self._record_first_audio),
+            find_trace_parent=weak_method(self._find_trace_parent),
             send_nowait=weak_method(self._send_clear),
             hang_up=weak_method(self._hang_up),
             wake=self._to_write.set,
         )
         self._registered = RegisteredCall(self._caller.name, connected, self._call.handle_command)
         if self._agent is not None:
-            self._agent.start(self._call)
+            self._agent.start(self._call, self._session.trace_parent)
         elif self._settings.barge_in:
             self._detector = BargeInDetector(line.encoding, line.sample_rate, barge_in_settings(self._settings))
         self._entered.enter_context(self._switchboard.connected(self._registered))
@@ -243,6 +244,9 @@ class CallConnection(Connection):
             self._switchboard.publish(self._registered, event)
         if self._agent is not None:
             self._agent.on_call_event(event)
+
+    def _find_trace_parent(self, reply_id: str) -> object:
+        return None if self._agent is None else self._agent.find_trace_parent(reply_id)
 
     def _record_first_audio(self, reply_id: str) -> None:
         if self._agent is not None and (latency := self._agent.on_first_audio(reply_id)) is not None:
