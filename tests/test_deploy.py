@@ -1,7 +1,11 @@
-"""The files of ``deploy`` name what exists: settings, commands, files and limits. Docker itself is not run."""
+"""The files of ``deploy`` name what exists: settings, commands, files and limits. Docker itself is not run.
+
+``tests/cluster/test_helm_chart.py`` renders the chart.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,11 +17,14 @@ import yaml
 
 from realtime.cli import COMMANDS
 from realtime.config import ENVIRONMENT_PREFIX, ServerConfig, environment_name, settings
+from realtime.version import VERSION
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
 UNIT = (ROOT / "deploy" / "voicewire.service").read_text()
+CHART = ROOT / "deploy" / "helm" / "voicewire"
+TEMPLATES = "".join(file.read_text() for file in sorted(CHART.glob("templates/*")))
 VARIABLES = {environment_name(name) for name in settings()}
 
 
@@ -30,7 +37,10 @@ def seconds(text: str) -> int:
     return int(text.removesuffix("s"))
 
 
-@pytest.mark.parametrize("text", [DOCKERFILE, str(COMPOSE), UNIT], ids=["Dockerfile", "compose.yaml", "unit"])
+FILES = {"Dockerfile": DOCKERFILE, "compose.yaml": str(COMPOSE), "unit": UNIT, "chart": TEMPLATES}
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES)
 def test_variables_are_settings(text: str) -> None:
     named = set(re.findall(rf"\b{ENVIRONMENT_PREFIX}[A-Z_]+", text)) - {"VOICEWIRE_MODELS"}
     assert named <= VARIABLES
@@ -42,6 +52,31 @@ def test_replies_play_to_their_end_before_a_server_is_killed() -> None:
     for service in COMPOSE["services"].values():
         assert seconds(service["stop_grace_period"]) > drain_s
     assert int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)[1]) > drain_s
+
+
+def test_chart_has_the_version_of_the_server() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+def test_schema_of_the_chart_knows_its_values_and_no_others() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert schema["properties"].pop("global") == {"type": "object"}
+
+    def check(schema: dict[str, object], values: dict[str, object]) -> None:
+        assert schema["additionalProperties"] is False
+        assert set(schema["properties"]) == set(values)
+        for name, value in values.items():
+            if "properties" in schema["properties"][name]:
+                check(schema["properties"][name], value)
+
+    check(schema, yaml.safe_load((CHART / "values.yaml").read_text()))
+
+
+def test_templates_of_the_chart_use_every_value() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    named = set(re.findall(r"\.Values\.(\w+)", TEMPLATES)) | set(re.findall(r'"(\w+)"', TEMPLATES))
+    assert set(values) <= named
 
 
 def test_services_are_built_from_targets_of_the_dockerfile() -> None:

@@ -16,6 +16,7 @@ import pytest
 from realtime.cluster.scaling import ReplicaStatus
 from tests.realtime.server_process import wire_address
 
+HELM = ("helm_python", "kubernetes_validate")
 FAKE_GATEWAY = (sys.executable, "-m", "tests.cluster.fake_gateway")
 # In the environment of all that Ray starts here, so that nothing else is ever killed.
 MARK = "VOICEWIRE_CLUSTER_TEST"
@@ -28,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     missing |= {
         "ray": None if importlib.util.find_spec("ray") else "no package ray here: pip install 'voicewire[cluster]'",
+        "helm": next((f"no package {name} here" for name in HELM if not importlib.util.find_spec(name)), None),
     }
     for item in items:
         for name in item.get_closest_marker("cluster").args if item.get_closest_marker("cluster") else ():
