@@ -38,6 +38,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 }
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "audio_underruns_total": ("Playback ran dry while a response was not at its end.", ("cause",)),
+    "underrun_responses_total": ("Responses with an underrun, counted at the first one.", ("cause",)),
     "responses_total": ("Responses that ended.", ("status",)),
     # Names of keys come from the configuration, and from no client: their number is bounded.
     "key_responses_total": ("Responses of an API key that ended.", ("key", "status")),

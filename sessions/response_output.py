@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sessions.audio.pacer import Pacer, PacerSettings, UnderrunCause
@@ -51,7 +50,7 @@ class ResponseOutput:
         self.ring = PacketRing(
             response_id,
             Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms)),
-            partial(count_underrun, services.metrics),
+            UnderrunCounter(services.metrics).count,
             services.limits.max_audio_message_ms,
             is_resumable,
         )
@@ -178,5 +177,15 @@ class ResponseOutput:
         )
 
 
-def count_underrun(metrics: Metrics, cause: UnderrunCause) -> None:
-    metrics.inc("audio_underruns_total", cause=cause)
+class UnderrunCounter:
+    """Counts the underruns of a response by cause, and the response once for each cause."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._causes: set[UnderrunCause] = set()
+
+    def count(self, cause: UnderrunCause) -> None:
+        self._metrics.inc("audio_underruns_total", cause=cause)
+        if cause not in self._causes:
+            self._causes.add(cause)
+            self._metrics.inc("underrun_responses_total", cause=cause)

@@ -73,7 +73,7 @@ def alert_tests() -> dict[str, object]:
         'voicewire_real_time_factor_bucket{le="+Inf",instance="%s"}': ("0+60x40", "0+60x40"),
         'voicewire_responses_total{status="completed",instance="%s"}': ("0+60x40", "0+60x40"),
         'voicewire_responses_total{status="failed",instance="%s"}': ("0+60x40", "0x40"),
-        'voicewire_audio_underruns_total{cause="engine",instance="%s"}': ("0+60x40", "0x40"),
+        'voicewire_underrun_responses_total{cause="engine",instance="%s"}': ("0+60x40", "0x40"),
         'voicewire_decoder_slots_free{instance="%s"}': ("1x40", "50x40"),
         'voicewire_decoder_slots_total{instance="%s"}': ("64x40", "64x40"),
         'voicewire_refusals_total{code="overloaded",instance="%s"}': ("0+60x40", "0x40"),

@@ -200,6 +200,15 @@ async def test_underruns_are_counted_by_cause(
     )
 
 
+async def test_response_with_two_underruns_counts_once(
+    registry: SessionRegistry, engine: RecordingEngine, metrics: CountingMetrics
+):
+    engine.script = FakeScript(stalls_s={20: 5.0, 50: 5.0})
+    await read(registry.create(settings=PACED).create_response(text=LONG[:70], text_closed=True))
+    assert metrics.counts["audio_underruns_total", "engine"] == 2
+    assert metrics.counts["underrun_responses_total", "engine"] == 1
+
+
 async def test_a_reader_that_takes_late_is_not_called_an_underrun(registry: SessionRegistry, metrics: CountingMetrics):
     response = registry.create(settings=PACED).create_response(text=LONG, text_closed=True)
     await anext(response)
