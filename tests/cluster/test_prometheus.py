@@ -1,12 +1,15 @@
-"""A real Prometheus reads a server under load; every query of the dashboard and of the alerts has an answer."""
+"""A real Prometheus reads a server under load; every query of the dashboard and of the alerts has an answer, and each
+panel can be plotted."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,11 @@ import httpx2 as httpx
 import pytest
 import yaml
 
+from benchmarks.dashboard_plot import Span, draw_dashboard, read_range, without_variables
 from realtime.client import open_session
 from realtime.protocol import events as ev
 from tests.realtime.server_process import server
-from tests.test_dashboards import ALERTS, RULES, TARGETS
+from tests.test_dashboards import ALERTS, DASHBOARD, RULES, TARGETS
 
 pytestmark = [pytest.mark.cluster("prometheus"), pytest.mark.timeout(300)]
 # Slower than real time after the first chunk, so that listeners have gaps.
@@ -66,14 +70,15 @@ async def query(http: httpx.AsyncClient, expression: str) -> list[Any]:
     return answer["data"]["result"]
 
 
-def without_variables(expression: str) -> str:
-    return expression.replace("$__rate_interval", "30s").replace("$instance", ".*")
-
-
 async def unanswered(http: httpx.AsyncClient) -> list[str]:
     """Return the queries of the dashboard that find nothing."""
     expressions = [without_variables(expression) for _, expression in TARGETS]
     return [expression for expression in expressions if not await query(http, expression)]
+
+
+def plot(address: str) -> str:
+    span = Span(time.time() - 60, time.time())
+    return draw_dashboard(DASHBOARD, partial(read_range, address, span), span)
 
 
 async def answered(http: httpx.AsyncClient, expression: str) -> None:
@@ -106,5 +111,8 @@ async def test_queries_have_answers_under_load(prometheus: Callable[[str], str])
             states = (await http.get("/api/v1/rules")).json()["data"]["groups"][0]["rules"]
             assert [rule["name"] for rule in states] == [alert["alert"] for alert in ALERTS]
             assert {rule["health"] for rule in states} == {"ok"}
+            panels = (await asyncio.to_thread(plot, str(http.base_url).rstrip("/"))).split("<g>")[1:]
+            assert [panel for panel in panels if "<polyline" not in panel] == []
+            assert len(panels) == len(DASHBOARD["panels"])
             stopped.set()
             await asyncio.gather(*listeners)
