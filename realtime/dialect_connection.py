@@ -40,6 +40,8 @@ log = logging.getLogger("voicewire.connection")
 
 # Commands of a message that are carried out in one iteration of the event loop.
 YIELD_EVERY_COMMANDS = 50
+# A response that ends with one of these was refused after it had begun: by the engine, or when its turn came.
+CAPACITY_CODES = ("overloaded", "limit_exceeded")
 
 
 class DialectConnection(ResumableConnection):
@@ -387,6 +389,8 @@ class DialectConnection(ResumableConnection):
     def _pop_event(self, now: float) -> bool:
         if self._is_silent or (event := self._conversation.pop_due(now)) is None:
             return False
+        if isinstance(event, model.ContextEnded) and event.error is not None and event.error.code in CAPACITY_CODES:
+            self._server.metrics.refused(event.error.code)
         self._send_event(event)
         return True
 

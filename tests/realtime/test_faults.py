@@ -255,6 +255,7 @@ async def test_out_of_blocks_is_overload_and_worth_another_try() -> None:
         assert (refused.status, refused.error.code, refused.error.retryable) == ("failed", "overloaded", True)
         assert refused.error.retry_after_ms == 500
         assert (await hear(client, "b")).done.status == "completed"
+        assert 'refusals_total{code="overloaded"} 1.0' in live.speech.metrics.exposition().decode()
 
 
 async def test_internal_error_ends_one_connection_only(
