@@ -289,11 +289,13 @@ class ProgressHandler(logging.Handler):
 
 def load_host(settings: Mapping[str, Any], config: EngineConfig) -> EngineHost:
     """Load the checkpoint. Raises ``EngineError``."""
+    from engine.weights.hub import check_folder, resolve_folder
+
+    folder = resolve_folder(Path(settings["folder"]))
+    check_folder(folder)  # torch is imported next, which takes a second
     from engine.load import load_engine
 
-    loaded = load_engine(
-        Path(settings["folder"]), config, settings["device"], settings["dtype"], settings["is_embedded"]
-    )
+    loaded = load_engine(folder, config, settings["device"], settings["dtype"], settings["is_embedded"])
     make_engine, encode_voice = loaded.make_engine, loaded.encode_voice
     return EngineHost(make_engine, loaded.info, loaded.config, encode_voice, fingerprint=loaded.fingerprint)
 

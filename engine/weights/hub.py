@@ -11,6 +11,8 @@ from engine.errors import CheckpointError
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 FILES = ["*.json", "*.safetensors", "*merges.txt"]
 COSYVOICE3_FILES = ["cosyvoice3.yaml", "llm.pt", "flow.pt", "hift.pt", "campplus.onnx", "speech_tokenizer_v3.onnx"]
+# A checkpoint has one of them.
+CONFIG_FILES = ("config.json", "cosyvoice3.yaml")
 # Initial values that other files of that folder replace.
 UNUSED = ["CosyVoice-BlankEN/*.safetensors"]
 
@@ -38,6 +40,12 @@ def resolve_folder(model: Path) -> Path:
             "%s is not pinned to a revision; the hub gave commit %s, pin it with %s@%s", repo, commit, repo, commit
         )
     return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ``CheckpointError`` for a folder that holds no checkpoint."""
+    if not any((folder / name).exists() for name in CONFIG_FILES):
+        raise CheckpointError(f"{folder} has no {CONFIG_FILES[0]}; it is no checkpoint folder")
 
 
 def _fetch(repo: str, revision: str | None) -> Path:

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import (
+    CheckpointError,
     ClonedVoice,
     EngineInfo,
     FinishReason,
@@ -24,7 +26,7 @@ from engine.api import (
 )
 from engine.config import EngineConfig
 from engine.gateway_connection import MAX_UNSENT_BYTES, WRITE_TOGETHER_BYTES, GatewayConnection, read_messages
-from engine.host import EPOCH_BITS, MAX_READ_PAUSE_S, EngineHost, encoding_error
+from engine.host import EPOCH_BITS, MAX_READ_PAUSE_S, EngineHost, encoding_error, load_host
 from engine.ipc import (
     LENGTH,
     MAX_MESSAGE_BYTES,
@@ -268,3 +270,9 @@ def test_abandoned_recording_leaves_the_queue(gateway: GatewayConnection) -> Non
 def test_refused_recording_error_names_its_field() -> None:
     answer = encoding_error(3, InvalidRequest("audio is odd", "audio"))
     assert (answer.number, answer.error.code, answer.error.param) == (3, "invalid_request", "audio")
+
+
+def test_folder_without_checkpoint_is_refused_before_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "engine.load", None)  # imports torch
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        load_host({"folder": str(tmp_path)}, EngineConfig())
