@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.api import InvalidRequest
 from sessions.audio.pcm import Pcm
-from sessions.audio.recordings.decode import InvalidRecording, container_format, decode_recording
+from sessions.audio.recordings.child import BAD_RECORDING
+from sessions.audio.recordings.decode import InvalidRecording, container_format
 
-MODULE = "sessions.audio.recordings.sandbox"
-# Exit status of a child that refuses; why is on its standard error.
-BAD_RECORDING = 3
+MODULE = "sessions.audio.recordings.child"
 MAX_MESSAGE_BYTES = 500
 
 
@@ -69,26 +66,3 @@ def _environment() -> dict[str, str]:
     """The environment holds nothing of the server but its module path; ``-P`` keeps the current folder out of it."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH") if name in os.environ}
     return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OPENBLAS_NUM_THREADS": "1"}
-
-
-def main(arguments: list[str]) -> int:
-    sample_rate, max_s, cpu_s, memory_bytes = arguments
-    for limit, value in (
-        (resource.RLIMIT_CPU, int(cpu_s)),
-        (resource.RLIMIT_AS, int(memory_bytes)),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        with suppress(ValueError, OSError):  # a system that has no such limit
-            resource.setrlimit(limit, (value, value))
-    try:
-        pcm = decode_recording(sys.stdin.buffer.read(), int(sample_rate), float(max_s))
-    except InvalidRecording as error:
-        print(error, file=sys.stderr)
-        return BAD_RECORDING
-    sys.stdout.buffer.write(pcm.tobytes())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
