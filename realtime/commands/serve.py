@@ -7,15 +7,14 @@ import asyncio
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from realtime.app import serve
 from realtime.commands.startup import WRONG_SETTINGS, StartupProgress, add_setting_arguments, collect_settings
 from realtime.config import ConfigError, ServerConfig, allowed, load_config, parse_address, settings
 from realtime.engine_factory import has_gpu_engine
-from realtime.gateway_supervisor import serve_with_gateways
 from realtime.logs import configure_logs
 from realtime.transports.http_routes import page_folder
 from realtime.transports.listening_sockets import Ports
@@ -59,9 +58,8 @@ def run(args: argparse.Namespace) -> int:
         configure_logs(config.log)
         raise_fd_limit()
         config = with_gateways(config)
-        run_server = serve_with_gateways if config.listen.gateways > 1 else serve
         with StartupProgress("loading the voice") as progress:
-            asyncio.run(run_server(config, on_ready=lambda ports: print_address(config, ports, progress)))
+            asyncio.run(run_server(config, lambda ports: print_address(config, ports, progress)))
     except ConfigError as error:
         print(f"voicewire serve: {error}", file=sys.stderr)
         return WRONG_SETTINGS
@@ -81,6 +79,18 @@ def with_gateways(config: ServerConfig) -> ServerConfig:
     num_free = len(os.sched_getaffinity(0)) - RESERVED_CORES
     gateways = 1 if is_single else min(max(num_free, 1), MAX_AUTOMATIC_GATEWAYS)
     return msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, gateways=gateways))
+
+
+async def run_server(config: ServerConfig, on_ready: Callable[[Ports], None]) -> None:
+    """Serve in this process, or with gateways, whose supervisor needs no code for sockets."""
+    if config.listen.gateways > 1:
+        from realtime.gateway_supervisor import serve_with_gateways
+
+        await serve_with_gateways(config, on_ready)
+    else:
+        from realtime.app import serve
+
+        await serve(config, on_ready=on_ready)
 
 
 def print_address(config: ServerConfig, ports: Ports, progress: StartupProgress) -> None:
