@@ -6,7 +6,6 @@ import importlib.util
 import secrets
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -14,10 +13,10 @@ import psutil
 import pytest
 
 from realtime.cluster.scaling import ReplicaStatus
-from tests.realtime.server_process import wire_address
+from tests.realtime.server_process import FAKE_GATEWAY_MODULE, start_fake, wire_address
 
 HELM = ("helm_python", "kubernetes_validate")
-FAKE_GATEWAY = (sys.executable, "-m", "tests.cluster.fake_gateway")
+FAKE_GATEWAY = (sys.executable, "-m", FAKE_GATEWAY_MODULE)
 # In the environment of all that Ray starts here, so that nothing else is ever killed.
 MARK = "VOICEWIRE_CLUSTER_TEST"
 
@@ -62,9 +61,8 @@ class GatewayProcess:
         self.name = name
         values = {"listen__port": 0, "listen__drain_timeout_s": 60} | settings
         flags = [f"{setting.replace('__', '.')}={value}" for setting, value in values.items()]
-        command = (*FAKE_GATEWAY, "--slots", str(num_slots), *(text for flag in flags for text in ("--set", flag)))
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
+        arguments = ("--slots", str(num_slots), *(text for flag in flags for text in ("--set", flag)))
+        self.process = start_fake(FAKE_GATEWAY_MODULE, *arguments)
         self.url = wire_address(self.process.stdout)
         self.port = int(self.url.rpartition(":")[2].partition("/")[0])
 
@@ -92,7 +90,7 @@ def start_gateway() -> Iterator[Callable[..., GatewayProcess]]:
     yield start
     for gateway in running:
         gateway.process.kill()
-        gateway.process.communicate()
+        gateway.process.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +19,8 @@ from realtime.cluster.link import LINK_VARIABLE, ReplicaLink
 from sessions.voices.store import VoiceStore
 from sessions.voices.voice import StoredVoice
 from tests.cluster.callers import speakers
-from tests.cluster.conftest import FAKE_GATEWAY
 from tests.realtime.live_server import EMBEDDING_SIZE, NO_CERTIFICATES, WAIT_S
-from tests.realtime.server_process import wire_address
+from tests.realtime.server_process import FAKE_GATEWAY_MODULE, start_fake, wire_address
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,10 +68,9 @@ class LinkedGateway:
         self.link = ReplicaLink(name, folder, coordinator.caller(name))
         settings = ["listen.port=0", f"limits.max_active_responses_per_key={LIMIT}"]
         settings += [f"voices.folder={self.link.voices_folder}"]
-        command = [*FAKE_GATEWAY, *(text for item in settings for text in ("--set", item))]
+        arguments = [text for item in settings for text in ("--set", item)]
         environment = {**os.environ, LINK_VARIABLE: str(self.link.address)}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        assert self.process.stdout is not None
+        self.process = start_fake(FAKE_GATEWAY_MODULE, *arguments, env=environment)
         self.url = wire_address(self.process.stdout)
 
     async def request(self, method: str, path: str, **options: object) -> httpx.Response:
@@ -114,7 +111,7 @@ class LinkedGateway:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.close()
         self.link.close()
 
 

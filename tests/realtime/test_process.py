@@ -8,9 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -19,8 +18,9 @@ from websockets.exceptions import InvalidStatus
 from realtime.client import open_session
 from realtime.protocol import events as ev
 from realtime.signals import STOP_SIGNALS, run_until_signal
+from tests.fork_server import ForkedProcess
+from tests.realtime import server_process
 from tests.realtime.live_server import close_code, hear, next_of, speak
-from tests.realtime.server_process import server_command
 
 # Tells how many objects no collection looks through, and how many one would.
 KEPT_AT_START = """
@@ -42,33 +42,24 @@ TEXT = "Hello there, this is a reply that goes on for a while."
 
 
 class Server(NamedTuple):
-    process: Process
+    process: ForkedProcess
     url: str
 
-    async def ended(self) -> tuple[int | None, list[dict[str, object]]]:
+    async def ended(self) -> tuple[int, list[dict[str, object]]]:
         """Exit status, and the lines of its log."""
-        async with asyncio.timeout(10):
-            _, errors = await self.process.communicate()
-        return self.process.returncode, [json.loads(line) for line in errors.splitlines()]
+        status = await asyncio.to_thread(self.process.wait, 10)
+        return status, [json.loads(line) for line in self.process.stderr.read().splitlines()]
 
 
-@asynccontextmanager
-async def server(script: dict[str, object] | None = None, **flags: object) -> AsyncIterator[Server]:
-    command = server_command(script or {}, flags)
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
-    assert process.stdout is not None
-    try:
-        port = int(await process.stdout.readline())
-        yield Server(process, f"ws://127.0.0.1:{port}")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+@contextmanager
+def server(script: dict[str, object] | None = None, **flags: object) -> Iterator[Server]:
+    with server_process.server(script, stderr=subprocess.PIPE, **flags) as running:
+        yield Server(*running)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_drains_the_server_under_load(how: signal.Signals) -> None:
-    async with server({"first_chunk_s": 0.01, "real_time_factor": 0.3}) as running:
+    with server({"first_chunk_s": 0.01, "real_time_factor": 0.3}) as running:
         speaking = await asyncio.gather(*(open_session(running.url) for _ in range(4)))
         idle = await open_session(running.url)
         for client in speaking:
@@ -94,7 +85,7 @@ async def test_a_signal_drains_the_server_under_load(how: signal.Signals) -> Non
 
 
 async def test_a_drain_has_an_end() -> None:
-    async with server({"first_chunk_s": 60.0}, listen__drain_timeout_s=0.3) as running:
+    with server({"first_chunk_s": 60.0}, listen__drain_timeout_s=0.3) as running:
         client = await open_session(running.url)
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
         await next_of(client, ev.ResponseCreated)
@@ -106,7 +97,7 @@ async def test_a_drain_has_an_end() -> None:
 
 
 async def test_a_second_ctrl_c_waits_for_nothing_that_is_spoken() -> None:
-    async with server({"first_chunk_s": 60.0}) as running:
+    with server({"first_chunk_s": 60.0}) as running:
         client = await open_session(running.url)
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
         await next_of(client, ev.ResponseCreated)
@@ -123,7 +114,7 @@ async def test_a_second_ctrl_c_waits_for_nothing_that_is_spoken() -> None:
 
 
 async def test_killed_server_is_detected_and_can_restart() -> None:
-    async with server() as running:
+    with server() as running:
         client = await open_session(running.url)
         await client.send(ev.ResponseCreate(response_id="r", text=TEXT))
         await next_of(client, ev.ResponseCreated)
@@ -132,15 +123,13 @@ async def test_killed_server_is_detected_and_can_restart() -> None:
             async for _ in client:
                 pass
         assert client.close_code == 1006
-    async with (
-        server(listen__port=int(running.url.rpartition(":")[2])) as again,
-        await open_session(again.url) as client,
-    ):
-        assert (await speak(client, TEXT[:12])).done.status == "completed"
+    with server(listen__port=int(running.url.rpartition(":")[2])) as again:
+        async with await open_session(again.url) as client:
+            assert (await speak(client, TEXT[:12])).done.status == "completed"
 
 
 async def test_log_has_ids_and_no_text() -> None:
-    async with server() as running:
+    with server() as running:
         async with await open_session(running.url) as client:
             assert (await speak(client, "a secret sentence")).done.status == "completed"
         running.process.terminate()
