@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -28,13 +27,17 @@ from tests.engine.served_engine import StoppableProxy, write_addresses
 from tests.engine.test_client import all_have_audio, speak, until
 from tests.engine.test_client import request as long_request
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fork_server import ForkedProcess, fork_server
 from tests.realtime.certificates import CertificateAuthority
 from tests.realtime.live_server import hear
 from tests.realtime.server_process import wire_address
 
 TEXT = "Hello there, how are you today?"
-BURST = ev.NativeSpeechSettings(pace="burst")
+# The checkpoint is random and ends nothing by itself.
+BURST = ev.NativeSpeechSettings(pace="burst", max_frames=12)
 PATIENCE_S = 120.0
+# With what a command imports only once it runs.
+MODULES = ("realtime.cli", "realtime.app", "realtime.commands.engine", "engine.models.qwen3_tts.load")
 QUICK = ("--set", "engine.options.lazy_graph_capture=true", "--set", "debug.engine.admission_utilization=1e6")
 
 
@@ -44,28 +47,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class RunningEngine(NamedTuple):
-    process: subprocess.Popen[str]
+    process: ForkedProcess
     address: str
 
 
 @contextmanager
-def command(*arguments: str, **streams: int) -> Iterator[subprocess.Popen[str]]:
-    line = [sys.executable, "-m", "realtime.cli", *arguments]
+def command(*arguments: str, stderr: int | None = None) -> Iterator[ForkedProcess]:
     environment = os.environ | {"VOICEWIRE_DEBUG": "1"}
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment, **streams) as process:
-        try:
-            yield process
-        finally:
-            for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
-                child.kill()
-            process.kill()
+    process = fork_server(*MODULES).start(
+        "realtime.cli", *arguments, stdout=subprocess.PIPE, stderr=stderr, env=environment
+    )
+    try:
+        yield process
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            child.kill()
+        process.kill()
+        process.close()
+
+
+def refusal(*arguments: str) -> tuple[int, str]:
+    """Return the status and the errors of a command that prints nothing else."""
+    with command(*arguments, stderr=subprocess.PIPE) as process:
+        output, errors = process.communicate()
+    assert output == b""
+    return process.wait(), errors.decode()
 
 
 @contextmanager
 def engine(folder: Path, listen: str, *arguments: str) -> Iterator[RunningEngine]:
     with command("engine", "--model", str(folder), "--listen", listen, *QUICK, *arguments) as process:
-        assert process.stdout is not None
-        name, address = process.stdout.readline().split()
+        name, address = process.stdout.readline().decode().split()
         assert name == "engine"
         yield RunningEngine(process, address)
 
@@ -74,8 +86,7 @@ def engine(folder: Path, listen: str, *arguments: str) -> Iterator[RunningEngine
 def server(addresses: str, *arguments: str) -> Iterator[str]:
     settings = ["--port", "0", "--set", f"engine.addresses={addresses}", *arguments]
     with command("serve", *settings, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        yield wire_address(process.stdout.buffer).removesuffix("/v1/speech")
+        yield wire_address(process.stdout).removesuffix("/v1/speech")
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
 
@@ -125,8 +136,8 @@ async def test_replies_of_an_engine_that_ends_move(folder: Path, tmp_path: Path,
         pool = RemotePool(AddressSource(f"file:{file}"))
         await pool.start()
         try:
-            uncut, _ = await speak(pool, long_request("uncut", 60))
-            specs = [msgspec.structs.replace(long_request(f"r{n}", 60), lead_ms=200) for n in range(4)]
+            uncut, _ = await speak(pool, long_request("uncut", 40))
+            specs = [msgspec.structs.replace(long_request(f"r{n}", 40), lead_ms=200) for n in range(4)]
             speaking = [asyncio.create_task(speak(pool, spec)) for spec in specs]
             await until(lambda: all_have_audio(pool.clients[0], len(specs)))
             write_addresses(file, ending.address, other.address)
@@ -171,8 +182,8 @@ async def test_reply_of_an_engine_that_is_cut_off_moves(folder: Path, tmp_path: 
     """The server is a process, too. New work is refused meanwhile; what the engine sent arrives late, for nothing."""
     file, began = tmp_path / "engines", asyncio.Event()
     audio = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=24_000)
-    burst = ev.NativeSpeechSettings(format=audio, seed=7, pace="burst")
-    paced = ev.NativeSpeechSettings(format=audio, seed=7, lead_ms=100)
+    paced = ev.NativeSpeechSettings(format=audio, seed=7, lead_ms=100, max_frames=60)
+    burst = msgspec.structs.replace(paced, pace="burst", lead_ms=None)
     with ExitStack() as running:
         lost = running.enter_context(engine(folder, "tcp://127.0.0.1:0"))
         other = running.enter_context(engine(folder, f"unix:{tmp_path / 'other'}"))
@@ -227,9 +238,8 @@ async def test_a_second_signal_ends_the_drain(folder: Path) -> None:
     ],
 )
 def test_what_cannot_start_is_explained_in_one_line(arguments: list[str], status: int, complaint: str) -> None:
-    with command("engine", *arguments, stderr=subprocess.PIPE) as process:
-        out, errors = process.communicate(timeout=PATIENCE_S)
-    assert (out, process.returncode) == ("", status)
+    found, errors = refusal("engine", *arguments)
+    assert found == status
     assert complaint in errors
     assert errors.count("\n") == 1
 
@@ -237,7 +247,6 @@ def test_what_cannot_start_is_explained_in_one_line(arguments: list[str], status
 def test_a_server_refuses_wrong_addresses_before_it_listens() -> None:
     for gateways in ("1", "2"):
         settings = ["--set", "engine.addresses=tcp://10.0.0.1:9", "--gateways", gateways, "--port", "0"]
-        with command("serve", *settings, stderr=subprocess.PIPE) as process:
-            out, errors = process.communicate(timeout=PATIENCE_S)
-        assert (out, process.returncode) == ("", 1)
+        status, errors = refusal("serve", *settings)
+        assert status == 1
         assert "tcp://10.0.0.1:9 is not a loopback address" in errors
