@@ -9,6 +9,7 @@ import runpy
 import shutil
 import sys
 import wave
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,10 +23,13 @@ from sessions.audio.pcm import s16_to_float
 from sessions.audio.recordings.decode import decode_recording
 from sessions.audio.wav import HEADER_BYTES, wav_file
 from tests.fakes.checkpoints import GENERATION, TINY_PROJECTED, write_checkpoint, write_json
+from tests.fork_server import fork_server
 from tests.realtime.live_server import LiveServer, live_server
 from tests.sessions.audio.signals import speech_like
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+RUN_PROGRAM = "tests.examples.run_program"
+IMPORTS = ("openai.resources.audio.speech", "websockets.asyncio.client")
 RATE = 24_000
 TEXT, TRANSCRIPT = "Hello there.", "hello there my friend"
 SHORT = ("--seed", "5", "--max-frames", "8")
@@ -173,14 +177,14 @@ async def serving(folder: Path, voices: Path) -> AsyncIterator[LiveServer]:
 async def run_online(folder: Path, command: list[str], **variables: str) -> list[dict[str, Any]]:
     """Run a program in a folder of its own; returns the lines that it prints."""
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240
-    program = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"NO_PROXY": "*"} | variables,
-    )
-    printed, errors = await program.communicate()
+    how: dict[str, Any] = {"cwd": folder, "stdout": PIPE, "stderr": PIPE}
+    how["env"] = os.environ | {"NO_PROXY": "*"} | variables
+    if command[0] == "bash":
+        program = await asyncio.create_subprocess_exec(*command, **how)
+        printed, errors = await program.communicate()
+    else:
+        program = fork_server(RUN_PROGRAM, *IMPORTS).start(RUN_PROGRAM, *command, **how)
+        printed, errors = await asyncio.to_thread(program.communicate)
     assert program.returncode == 0, errors.decode()[-2_000:]
     return [json.loads(line) for line in printed.splitlines()]
 
@@ -193,11 +197,11 @@ def curl(task: str, live: LiveServer, *arguments: str) -> list[str]:
 
 def openai(task: str, live: LiveServer, *arguments: str) -> list[str]:
     program = str(EXAMPLES / "online" / "openai_client.py")
-    return [sys.executable, program, task, live.url.replace("ws", "http", 1), *arguments]
+    return [program, task, live.url.replace("ws", "http", 1), *arguments]
 
 
 def native(task: str, live: LiveServer, *arguments: str) -> list[str]:
-    return [sys.executable, str(EXAMPLES / "online" / "native_wire.py"), task, live.url, *arguments]
+    return [str(EXAMPLES / "online" / "native_wire.py"), task, live.url, *arguments]
 
 
 def sound_of(path: Path) -> bytes:
