@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from engine.address import EngineAddress, TlsFiles
+from engine.child import EngineProcess, host_command, host_environment
 from engine.host import EngineHost
 from engine.launch import EngineThread
 from engine.listener import EngineListener
@@ -21,6 +23,19 @@ from tests.realtime.certificates import CertificateAuthority
 def tls_files(authority: CertificateAuthority, name: str) -> TlsFiles:
     certificate, key = authority.issue(name)
     return TlsFiles(str(certificate), str(key), str(authority.certificate))
+
+
+@contextmanager
+def running_process(process: EngineProcess) -> Iterator[EngineAddress]:
+    """Run the process for clients on any event loop; it is alive until the end."""
+    process._folder.make()
+    command = host_command(process.settings)
+    with subprocess.Popen(command, env=host_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None
+        assert host.stdout.readline() == b"ready\n"
+        yield process.address
+        host.communicate()
+    asyncio.run(process.stop())
 
 
 class ServedEngine:

@@ -35,6 +35,7 @@ from engine.endpoint import EngineSocket
 from engine.ipc import LENGTH, Command, HelloMessage, SubmitRequest, encode, frame_message
 from engine.launch import create_engine
 from engine.streams import StreamTable, replace_surrogates
+from tests.engine.served_engine import running_process
 from tests.fakes.checkpoints import write_checkpoint
 
 
@@ -57,15 +58,8 @@ def owned(folder: Path) -> EngineClient:
 @pytest.fixture(scope="module")
 def listening(folder: Path) -> Iterator[Path]:
     """One engine process for the tests that leave it alive."""
-    process = process_of(folder)
-    process._folder.make()
-    command = host_command(process.settings)
-    with subprocess.Popen(command, env=host_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
-        assert host.stdout is not None
-        assert host.stdout.readline() == b"ready\n"
-        yield process.socket
-        host.communicate()
-    asyncio.run(process.stop())
+    with running_process(process_of(folder)) as address:
+        yield Path(address.path)
 
 
 @pytest.fixture
@@ -205,23 +199,23 @@ async def test_invalid_engine_messages_end_the_connection(tmp_path: Path) -> Non
     server.close()
 
 
-async def test_starting_again_ends_the_process_that_still_runs(folder: Path) -> None:
-    process = process_of(folder)
+async def test_process_has_its_priority_and_ends_at_the_next_start(folder: Path, tmp_path: Path) -> None:
+    process = process_of(folder, niceness=3)
     await process.start()
     first = process.pid
-    await process.start()
     assert first is not None
+    assert os.getpriority(os.PRIO_PROCESS, first) == min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+    process.settings["folder"] = str(tmp_path)  # whether the next one speaks does not matter
+    with pytest.raises(CheckpointError):
+        await process.start()
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     await process.stop()
 
 
 async def test_request_beyond_capacity_ends_with_overloaded(folder: Path) -> None:
-    config = EngineConfig(
-        lazy_graph_capture=True, max_running_requests=1, max_queued_requests=0, max_queued_continuations=1
-    )
-    process = EngineProcess(folder, config, "cpu", "auto", is_embedded=False)
-    engine = EngineClient(process)
+    limits = dict(max_running_requests=1, max_queued_requests=0, max_queued_continuations=1)
+    engine = create_engine(folder, device="cpu", process=False, lazy_graph_capture=True, **limits)
     await engine.start()
     try:
         engine.submit(request("first", 900))
@@ -233,14 +227,6 @@ async def test_request_beyond_capacity_ends_with_overloaded(folder: Path) -> Non
             assert end.error.message == f"2 requests are active; the limit is {limit}"
     finally:
         await engine.aclose()
-
-
-async def test_process_priority_follows_the_setting(folder: Path) -> None:
-    process = process_of(folder, niceness=3)
-    await process.start()
-    assert process.pid is not None
-    assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 3
-    await process.stop()
 
 
 def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:

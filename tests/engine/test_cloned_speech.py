@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.address import EngineAddress
 from engine.api import (
     ClonedVoice,
     EngineDead,
@@ -25,11 +26,13 @@ from engine.api import (
 from engine.child import EngineProcess
 from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.endpoint import EngineSocket
 from engine.launch import create_engine
 from engine.load import load_engine
 from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load import load_codec
 from tests.engine.engine_harness import EngineHarness
+from tests.engine.served_engine import running_process
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
@@ -43,11 +46,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("base"), TINY, task="base")
 
 
+@pytest.fixture(scope="module")
+def listening(folder: Path) -> Iterator[EngineAddress]:
+    """One engine process for the tests that leave it alive."""
+    config = EngineConfig(kv_memory_mb=8, lazy_graph_capture=True)
+    with running_process(EngineProcess(folder, config, "cpu", "auto", is_embedded=False)) as address:
+        yield address
+
+
 @pytest.fixture(params=["thread", "process"])
 async def engine(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[SpeechEngine]:
-    engine = create_engine(
-        folder, device="cpu", process=request.param == "process", kv_memory_mb=8, lazy_graph_capture=True
-    )
+    if request.param == "process":
+        engine: SpeechEngine = EngineClient(EngineSocket(request.getfixturevalue("listening")))
+    else:
+        engine = create_engine(folder, device="cpu", process=False, kv_memory_mb=8, lazy_graph_capture=True)
     await engine.start()
     yield engine
     await engine.aclose()

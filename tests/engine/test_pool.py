@@ -128,6 +128,7 @@ def test_several_devices_need_processes() -> None:
         create_engine(device="cpu,cpu", process=False)
 
 
+@pytest.mark.slow  # three processes load a checkpoint; threads and ``test_client`` guard both parts
 async def test_requests_of_a_killed_process_go_on_at_the_other(tiny_folder: Path) -> None:
     """``benchmarks.takeover`` measures the silence."""
     # No request is refused on busy cores.
