@@ -50,7 +50,8 @@ from tests.realtime.live_server import NO_CERTIFICATES, SpokenResponse, close_co
 from tests.realtime.server_process import wire_address
 
 TEXT = "Hello there, how are you today?"
-BURST = ev.NativeSpeechSettings(pace="burst")
+# The checkpoint is random and ends nothing by itself.
+BURST = ev.NativeSpeechSettings(pace="burst", max_frames=12)
 NUM_GATEWAYS = 2
 MAX_CONNECTIONS = 9
 PATIENCE_S = 120.0
@@ -348,7 +349,8 @@ async def test_a_limit_holds_for_all_gateways_and_outlives_one_of_them(served: S
 async def test_a_signal_drains_every_gateway(served: Served) -> None:
     clients = await served.sessions_on_each()
     for client in clients.values():
-        await client.send(ev.ResponseCreate(response_id="r", settings=BURST, text=TEXT, end=True))
+        settings = ev.NativeSpeechSettings(pace="burst", max_frames=60)
+        await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT, end=True))
         await next_of(client, ev.AudioMessage)
     family = [served.process, *served.process.children(recursive=True)]
     for member in family:  # as systemd stops a service: the engine's process, too, is told
@@ -370,6 +372,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow  # a second server; ``tests/engine/test_process.py`` guards the folder of a process
 @pytest.mark.timeout(300)
 def test_what_a_killed_server_left_goes_with_the_next(command: list[str], temporary: Path) -> None:
     with start_server(command, TMPDIR=str(temporary)) as process:
