@@ -108,6 +108,13 @@ def test_flags_are_settings() -> None:
     }  # fmt: skip
 
 
+def test_agent_has_flags_of_its_own() -> None:
+    flags = {"llm_url": "--llm", "llm_model": "--llm-model", "stt_url": "--stt", "stt_model": "--stt-model"}
+    flags["file"] = "--agent-file"
+    given = parsed(*(text for name, flag in flags.items() for text in (flag, name)))
+    assert collect_settings(given, FLAGS) == {f"agent.{name}": name for name in flags}
+
+
 def test_a_setting_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected NAME=VALUE"):
         collect_settings(parsed("--set", "limits.max_response_chars"), FLAGS)
