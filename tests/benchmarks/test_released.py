@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import threading
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.released import Speaker, Spoken, count_runaways, count_word_errors
+from benchmarks.released import Speaker, Spoken, count_runaways, count_word_errors, main
 from engine.api import FinishReason
 from tests.fakes.checkpoints import write_checkpoint
 
-ROOT = Path(__file__).parents[2]
 TEXTS = ("Good morning to all.", "It is late, and the rain is cold.", "Where have you been?")
 
 
@@ -50,21 +48,26 @@ def transcriber(texts: tuple[str, ...]) -> Iterator[str]:
             thread.join()
 
 
-def run(folder: Path, *arguments: str) -> dict[str, Any]:
-    texts = folder / "texts.txt"
-    texts.write_text("\n".join(TEXTS))
-    command = [sys.executable, "-m", "benchmarks.released", "--texts", str(texts), "--device", "cpu"]
-    command += ["--ttfa-replies", "2", "--concurrency", "2", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs the program in this process and returns its last line."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        texts = tmp_path / "texts.txt"
+        texts.write_text("\n".join(TEXTS))
+        usual = ("--texts", str(texts), "--device", "cpu", "--ttfa-replies", "2", "--concurrency", "2")
+        monkeypatch.setattr(sys, "argv", ["released", *usual, *arguments])
+        main()
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return run
 
 
 @pytest.mark.timeout(300)
-def test_embedded_voice_is_measured_without_an_encoder(tmp_path):
+def test_embedded_voice_is_measured_without_an_encoder(run):
     heard = (TEXTS[0].upper(), "It is late and the rain", TEXTS[2])
     with transcriber(heard) as url:
-        report = run(tmp_path, "--transcriber", url, "--long-chars", "120")
+        report = run("--transcriber", url, "--long-chars", "120")
     assert report["word_error_rate"] == pytest.approx(2 / 16, abs=1e-4)
     assert report["speaker_similarity"] is None
     assert report["runaways"]["share"] == 0
@@ -74,13 +77,13 @@ def test_embedded_voice_is_measured_without_an_encoder(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_random_weights_that_clone_are_measured(tmp_path):
+def test_random_weights_that_clone_are_measured(run, tmp_path):
     folder = write_checkpoint(tmp_path / "model", task="base")
     recording = tmp_path / "voice.wav"
     with wave.open(str(recording), "wb") as file:
         file.setparams((1, 2, 16_000, 0, "NONE", ""))
         file.writeframes(np.random.default_rng(0).integers(-3_000, 3_000, 32_000, dtype=np.int16).tobytes())
-    report = run(tmp_path, "--model", str(folder), "--recording", str(recording), "--long-chars", "60")
+    report = run("--model", str(folder), "--recording", str(recording), "--long-chars", "60")
     assert report["word_error_rate"] is None
     assert report["speaker_similarity"]["to"] == "recording"
     assert -1 <= report["speaker_similarity"]["min"] <= report["speaker_similarity"]["mean"] <= 1

@@ -12,6 +12,7 @@ from engine.models.qwen3_tts.config import read_config
 from engine.models.qwen3_tts.load import load_codec, load_talker
 from tests.fakes.checkpoints import write_tokenizer
 from training import export as export_module
+from training import pipeline
 from training.checkpoints import Average
 from training.flite import available
 from training.layout import TextIds
@@ -25,7 +26,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.skipif(not available(), reason="flite's libraries are not installed")
 @pytest.mark.timeout(240)
-def test_a_toy_voice_from_text_to_checkpoint(tmp_path: Path) -> None:
+def test_a_toy_voice_from_text_to_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "ENDLESS", 12)  # enough for the toy; more would be spoken until the end
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     write_tokenizer(tokenizer)

@@ -227,21 +227,21 @@ def test_a_long_header_is_read_in_full(tmp_path: Path) -> None:
 
 
 ROOT = Path(__file__).parents[3]
-NUM_KILLS = 200
 
 
-def test_200_kills_in_mid_write(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.sessions.voices.crash_writers", str(tmp_path), str(NUM_KILLS)]
+@pytest.mark.parametrize("num_kills", [64, pytest.param(200, marks=pytest.mark.slow)])
+def test_kills_in_mid_write_leave_whole_voices(tmp_path: Path, num_kills: int) -> None:
+    command = [sys.executable, "-m", "tests.sessions.voices.crash_writers", str(tmp_path), str(num_kills)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, timeout=110)
     reported = json.loads(done.stdout)
     store = VoiceStore(tmp_path)
     names = [manifest.name for manifest in store.list("alice")]
-    assert reported["num_halves"] > 20, "the kills came when nothing was being written"
-    assert len(reported["stored"]) >= NUM_KILLS // 8
+    assert reported["num_halves"] > num_kills // 10, "the kills came when nothing was being written"
+    assert len(reported["stored"]) >= num_kills // 8
     assert {path.stem for path in tmp_path.glob("*/*.safetensors")} == set(names), "half a voice"
     assert set(reported["stored"]) <= set(names)
-    assert len(names) - len(reported["stored"]) <= NUM_KILLS, "at most one a writer had no time to say so"
+    assert len(names) - len(reported["stored"]) <= num_kills, "at most one a writer had no time to say so"
     for name in names:
         assert store.find("alice", name) == voice(name)
     store.add(voice("after"))
