@@ -24,7 +24,7 @@ def test_blocked_audio_is_reported_and_starts_on_click(quick):
             deadline_s = time.monotonic() + 20
             while not value(expression):
                 assert time.monotonic() < deadline_s, expression
-                page.wait_for_timeout(10)
+                page.wait_for_timeout(50)
 
         until("globalThis.voicewire?.state === 'open'")
         value("document.querySelector('#composer').requestSubmit()")

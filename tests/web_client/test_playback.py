@@ -147,7 +147,7 @@ def test_text_that_arrives_in_pieces_is_heard_whole(page):
     assert_whole(hear(page, options=PATIENT, deltas=[f"word{n} " for n in range(10)], gap_ms=10))
 
 
-@pytest.mark.parametrize("settings", [{}, PCM])
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), PCM])
 def test_lost_connection_is_not_heard(open_page, serve, settings):
     """Reset twice, in mid text: the session is resumed, and no sample is lost or repeated."""
     with resetting_proxy(urlsplit(serve(QUICK)).port) as proxy:
