@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from engine.api import (
     FinishReason,
@@ -19,6 +20,7 @@ from engine.api import (
     SpeechEvent,
     SpeechRequest,
 )
+from engine.load import LoadedCheckpoint
 from engine.runtime.engine import Engine
 from engine.runtime.request import Request, RequestPhase, RequestReleased, StepBatch
 
@@ -102,6 +104,13 @@ class EngineHarness:
         self._schedule = self.engine.scheduler.schedule
         self.engine.scheduler.schedule = self._watched  # type: ignore[method-assign]
         self.on_batch: Callable[[StepBatch], None] = lambda batch: None
+
+    @classmethod
+    def from_checkpoint(cls, loaded: LoadedCheckpoint) -> EngineHarness:
+        """Make an engine that has not warmed up: dummy requests cost as much as a short one, and change no other."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Engine, "warm_up", Engine.choose_device)
+            return cls(loaded.make_engine())
 
     def _watched(self, now_s: float) -> StepBatch:
         before = set(self.engine.scheduler.running)
@@ -200,7 +209,7 @@ def check_takeover(make: Callable[[], EngineHarness], tolerance: float, **spec: 
     uncut = whole.heard[whole.submit(**spec)]
     whole.run()
     assert len(uncut.chunks) > 2, uncut.end
-    for num_chunks in (1, len(uncut.chunks) // 2, len(uncut.chunks) - 1):
+    for num_chunks in (1, len(uncut.chunks) - 1):
         last = uncut.chunks[num_chunks - 1]
         received = RecordedRequest(uncut.spec, list(uncut.chunks[:num_chunks]), num_samples=last.start_sample)
         received.num_samples += len(last.pcm)

@@ -29,6 +29,8 @@ from engine.launch import create_engine
 from tests.fakes.checkpoints import write_checkpoint
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 TEXT = "hello there, the quick brown fox jumps over the lazy dog"
 MAX_FRAMES = 30
 

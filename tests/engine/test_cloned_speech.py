@@ -36,6 +36,8 @@ from tests.engine.served_engine import running_process
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import TINY, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 RATE = 24_000
 TRANSCRIPT = "the dog"
 GREEDY = SamplingParams(do_sample=False, predictor_do_sample=False, min_new_tokens=6)
@@ -159,7 +161,7 @@ def bench_of(folder: Path, **settings: object) -> EngineHarness:
     config = EngineConfig(
         **(dict(kv_memory_mb=8, max_running_requests=4, max_batch_size=4, lazy_graph_capture=True) | settings)
     )  # type: ignore[arg-type]
-    return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+    return EngineHarness.from_checkpoint(load_engine(folder, config, "cpu", "float32", is_embedded=False))
 
 
 def voice_of(num_frames: int, transcript: str = TRANSCRIPT) -> ClonedVoice:

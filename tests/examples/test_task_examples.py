@@ -27,6 +27,8 @@ from tests.fork_server import fork_server
 from tests.realtime.live_server import LiveServer, live_server
 from tests.sessions.audio.signals import speech_like
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUN_PROGRAM = "tests.examples.run_program"
 IMPORTS = ("openai.resources.audio.speech", "websockets.asyncio.client")

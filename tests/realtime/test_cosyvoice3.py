@@ -23,6 +23,8 @@ from tests.realtime.dialects.vendor_clients import CLIENTS, dial, hear_first_aud
 from tests.realtime.live_server import LiveServer, hear, live_server, next_of, speak, until
 from tests.sessions.audio.signals import speech_like
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 SPEECH = speech_like(48_000, 16_000, seed=1)
 TEXT = "Hello there, how are you today?"
 TOKEN_BYTES = 2 * 960

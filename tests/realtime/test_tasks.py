@@ -18,6 +18,8 @@ from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 from tests.realtime.live_server import LiveServer, SpokenResponse, live_server, speak
 from tests.sessions.audio.signals import speech_like
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 SIZES = {"0b6": TINY, "1b7": TINY_PROJECTED}
 TEXT, TRANSCRIPT, FRAMES = "Hello there, you.", "hello there my friend", 6
 WAV = wav_file(speech_like(36_000, 16_000, seed=1), 16_000)

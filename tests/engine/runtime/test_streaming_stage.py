@@ -274,7 +274,7 @@ def voice() -> CodecDecoder:
 def spoken_frames() -> list[list[int]]:
     """What the embedded voice says, as codes."""
     loaded = load_engine(EMBEDDED_VOICE, EngineConfig(kv_memory_mb=32, lazy_graph_capture=True), "cpu", "float32", True)
-    bench = EngineHarness(loaded.make_engine())
+    bench = EngineHarness.from_checkpoint(loaded)
     text = "the quick brown fox jumps over the lazy dog and runs away into the forest"
     row = bench.request(bench.submit(text=text, text_closed=True, sampling=SamplingParams(seed=4))).row
     bench.run()

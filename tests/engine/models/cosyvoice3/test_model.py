@@ -32,6 +32,8 @@ from engine.validation import check_cloned, check_request
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 TEXT = "the quick brown fox jumps over the lazy dog"
 SETTINGS: dict[str, Any] = dict(
     num_blocks=400, block_size=8, max_batch_size=4, max_running_requests=4, lazy_graph_capture=True
@@ -45,7 +47,7 @@ def loaded(folder: Path) -> LoadedCheckpoint:
 
 @pytest.fixture
 def bench(loaded: LoadedCheckpoint) -> EngineHarness:
-    return EngineHarness(loaded.make_engine())
+    return EngineHarness.from_checkpoint(loaded)
 
 
 def speak(bench: EngineHarness, **fields: Any) -> int:

@@ -59,7 +59,7 @@ def check_same(found: EngineHarness, wanted: EngineHarness) -> None:
 def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[LoadedCheckpoint, LoadedCheckpoint]) -> None:
     benches = []
     for loaded in both:
-        bench = EngineHarness(loaded.make_engine())
+        bench = EngineHarness.from_checkpoint(loaded)
         for number, sampling in enumerate(SAMPLINGS):
             voice = cloned(17 + number, with_transcript=number > 1) if number % 2 else None
             text, layout = TEXT[: 6 * number + 9], (TextLayout.FULL, TextLayout.STREAMING)[number // 2]
@@ -73,7 +73,7 @@ def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[LoadedCheckpo
 
 
 def test_a_talker_that_is_not_finite_fails_its_row_alone(both: tuple[LoadedCheckpoint, LoadedCheckpoint]) -> None:
-    bench = EngineHarness(both[1].make_engine())
+    bench = EngineHarness.from_checkpoint(both[1])
     runner = bench.engine.runner
     assert isinstance(runner, GraphRunner)
     replay = runner.frames.replay
