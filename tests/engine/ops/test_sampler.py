@@ -78,7 +78,7 @@ def variates_of(key: SampleKey, codebook: int) -> list[float]:
 
 
 @given(st.lists(st.tuples(logit_rows, params, st.integers(0, 2**64 - 1)), min_size=1, max_size=5), st.integers(0, 15))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_a_batch_of_mixed_rows_draws_what_each_draws_by_hand(
     rows: list[tuple[list[float], RowSamplingParams, int]], codebook: int
 ) -> None:

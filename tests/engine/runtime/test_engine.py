@@ -245,7 +245,7 @@ class CosyVoiceLaws(EngineLaws):
     shape = CosyVoiceChecksumFamily()
 
 
-LAW_SETTINGS = settings(max_examples=25, stateful_step_count=40)
+LAW_SETTINGS = settings(max_examples=12, stateful_step_count=40)
 TestQwenLaws = QwenLaws.TestCase
 TestQwenLaws.settings = LAW_SETTINGS
 TestCosyVoiceLaws = CosyVoiceLaws.TestCase
@@ -441,8 +441,8 @@ def check_soak(shape: ChecksumFamily, num_requests: int) -> None:
     assert process.memory_info().rss - resident < 20 * 2**20
 
 
-def test_memory_stays_flat_over_200_requests(shape: ChecksumFamily) -> None:
-    check_soak(shape, 60 if shape.name == "cosyvoice3" else 200)  # whose flow takes ten times as long
+def test_memory_stays_flat_over_many_requests(shape: ChecksumFamily) -> None:
+    check_soak(shape, 40 if shape.name == "cosyvoice3" else 120)  # whose flow takes ten times as long
 
 
 @pytest.mark.slow

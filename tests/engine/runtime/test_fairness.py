@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import OVERLOAD_RETRY_MS
 from engine.load import load_engine
 from engine.runtime.admission import FairShares, QueueLimits, RequestCounts, StepBudget
+from engine.runtime.engine import Engine
 from engine.runtime.request import StepBatch
 from engine.runtime.step_model import StepModel
 from tests.engine.engine_harness import EngineHarness
@@ -25,8 +26,17 @@ TEXT = "the quick brown fox jumps over the lazy dog"
 # Of a simulated step: 35 rows take 80 ms, the time of a frame.
 BASE_S, ROW_S, POSITION_S = 0.010, 0.002, 0.0003
 MAX_GAP_S = 0.05
+FRAME_S = 0.08
 # Requests that have ended are replaced so often; at most about a step late.
 ARRIVAL_S = 0.2
+
+
+def make_engine(folder: Path, config: EngineConfig) -> Engine:
+    """Make an engine whose codes say nothing: of the shaped model, or over graphs of the checkpoint."""
+    if config.graphs:
+        return load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine()
+    shape = QwenChecksumFamily()
+    return Engine(shape.make_model(), shape.make_stage(config), config)
 
 
 class SimulatedEngine(EngineHarness):
@@ -37,7 +47,8 @@ class SimulatedEngine(EngineHarness):
             num_blocks=2_000, block_size=8, max_batch_size=40, max_running_requests=64, max_frames=40, min_frame_cap=40,
             watermark_blocks=0, lazy_graph_capture=True, graphs=graphs, admission_utilization=1e3,
         )  # fmt: skip
-        super().__init__(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+        super().__init__(make_engine(folder, config))
+        self.frame_samples = int(FRAME_S * self.engine.stage.sample_rate)
         self.models = {
             id(model): model for model in (self.engine.scheduler.step_model, self.engine.scheduler.burst_model)
         }
@@ -69,7 +80,10 @@ class SimulatedEngine(EngineHarness):
     def speak(self, lead_ms: int | None, group: str, seed: int, asked_s: float) -> int:
         """Submit a request that has arrived at ``asked_s``, in the step that has just ended."""
         sampling = SamplingParams(seed=seed, min_new_tokens=40)
-        epoch = self.submit(text=TEXT, text_closed=True, lead_ms=lead_ms, group=group, sampling=sampling, max_frames=40)
+        spec = dict(text=TEXT, text_closed=True, lead_ms=lead_ms, group=group, sampling=sampling, max_frames=40)
+        if not self.config.graphs:
+            spec["instruct"] = "stop@40"
+        epoch = self.submit(**spec)
         self.asked_s[epoch] = asked_s
         return epoch
 
@@ -83,13 +97,13 @@ class SimulatedEngine(EngineHarness):
 
     def _play(self, epoch: int, num_samples: int) -> None:
         spec = self.heard[epoch].spec
-        self.num_frames[spec.group] += num_samples // 1_920
+        self.num_frames[spec.group] += num_samples // self.frame_samples
         if spec.is_burst:
             return
         self.first_s.setdefault(epoch, self.now_s)
         dry_s = self.dry_s.get(epoch, self.now_s)
         self.gaps_s.append(max(0.0, self.now_s - dry_s))
-        self.dry_s[epoch] = max(dry_s, self.now_s) + num_samples / 24_000
+        self.dry_s[epoch] = max(dry_s, self.now_s) + num_samples / self.engine.stage.sample_rate
 
     def run_for(self, seconds: float, num_paced: int, bursts: dict[str, int]) -> None:
         """Keep so many listeners and so many burst requests of each group active."""
@@ -208,7 +222,7 @@ def graph_recorder(folder: Path, max_running_requests: int) -> EngineHarness:
         watermark_blocks=0,
         lazy_graph_capture=True, graphs=True, admission_utilization=1e3,
     )  # fmt: skip
-    return EngineHarness(load_engine(folder, config, "cpu", "float32", is_embedded=False).make_engine())
+    return EngineHarness.from_checkpoint(load_engine(folder, config, "cpu", "float32", is_embedded=False))
 
 
 def test_slots_go_to_the_group_that_holds_fewest() -> None:
@@ -299,7 +313,7 @@ def test_burst_row_without_blocks_is_still_decoded(tiny_folder: Path) -> None:
         num_blocks=80, block_size=1, watermark_blocks=0, max_running_requests=2, max_frames=40, min_frame_cap=20,
         lazy_graph_capture=True, max_cached_prefixes=0,
     )  # fmt: skip
-    bench = EngineHarness(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False).make_engine())
+    bench = EngineHarness.from_checkpoint(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False))
     sampling = SamplingParams(seed=1, min_new_tokens=20)
     bench.submit(text=TEXT, text_closed=True, max_frames=20, sampling=sampling)
     bench.step()

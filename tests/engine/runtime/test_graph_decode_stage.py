@@ -108,7 +108,7 @@ def test_a_reference_is_heard_whole_in_order_in_few_calls(num_frames: int) -> No
 
 
 def spoken(passes: Callable[[], bool], **settings: Any) -> tuple[list[tuple[list[int], int]], list[np.ndarray]]:
-    bench = bench_of(torch.device("cpu"), torch.float32, lazy_graph_capture=True, **settings)
+    bench = bench_of(torch.device("cpu"), torch.float32, lazy_graph_capture=True, max_frames=14, **settings)
     keep_busy(bench, passes)
     calls = note_calls(bench)
     return calls, speak(bench)

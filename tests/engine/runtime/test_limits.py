@@ -30,7 +30,7 @@ def make_bench(tiny_folder: Path) -> MakeBench:
         usual = dict(num_blocks=64, max_batch_size=4, max_running_requests=4, max_frames=60, lazy_graph_capture=True)
         plain = dict(cpu_optimizations=False)  # modules whose weights can be set
         config = EngineConfig(**(usual | plain | settings))
-        return EngineHarness(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False).make_engine())
+        return EngineHarness.from_checkpoint(load_engine(tiny_folder, config, "cpu", "float32", is_embedded=False))
 
     return make
 
@@ -155,8 +155,15 @@ ODD_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
-@pytest.mark.parametrize("text", ODD_TEXTS.values(), ids=ODD_TEXTS)
+# Each text in one of the layouts, in turn, and in the other one among the slow tests.
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        pytest.param(text, layout, id=f"{name}-{layout}", marks=() if (number + place) % 2 else pytest.mark.slow)
+        for number, (name, text) in enumerate(ODD_TEXTS.items())
+        for place, layout in enumerate((TextLayout.FULL, TextLayout.STREAMING))
+    ],
+)
 def test_odd_texts_are_spoken_as_the_letters_they_are(make_bench: MakeBench, text: str, layout: TextLayout) -> None:
     """The engine takes any text with something visible in it; what to read an emoji as is the normaliser's business."""
     bench = make_bench(max_frames=6, num_blocks=80)
@@ -214,7 +221,7 @@ def say_along(bench: EngineHarness) -> RecordedRequest:
 
 
 def test_speaking_reply_waits_where_a_new_one_is_refused(make_bench: MakeBench) -> None:
-    bench = make_bench(max_running_requests=1, max_queued_requests=0)
+    bench = make_bench(max_running_requests=1, max_queued_requests=0, max_frames=8)
     first, second, other = (bench.submit(text="Hello.", text_closed=True, segment=segment) for segment in (0, 1, 0))
     bench.run()
     assert [bench.heard[row].reason is FinishReason.ERROR for row in (first, second, other)] == [False, False, True]
@@ -223,7 +230,8 @@ def test_speaking_reply_waits_where_a_new_one_is_refused(make_bench: MakeBench) 
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_above_the_ceiling_even_a_reply_that_speaks_is_refused(make_bench: MakeBench, graphs: bool) -> None:
-    bench = make_bench(max_running_requests=1, max_queued_requests=1, max_queued_continuations=2, graphs=graphs)
+    limits = dict(max_running_requests=1, max_queued_requests=1, max_queued_continuations=2)
+    bench = make_bench(**limits, graphs=graphs, max_frames=8)
     taken = [bench.submit(text="Hello.", text_closed=True, segment=segment) for segment in (0, 1, 1, 2)]
     refused = bench.submit(text="Hello.", text_closed=True, segment=3)
     end = bench.heard[refused].end

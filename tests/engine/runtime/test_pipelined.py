@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +38,30 @@ SAMPLINGS = [
     SamplingParams(seed=7, top_k=0, predictor_temperature=0.0, repetition_window=4, repetition_penalty=1.8),
 ]
 LAYOUTS = [TextLayout.STREAMING, TextLayout.FULL]
+FOLDERS = ["tiny_folder", "projected_folder"]
+# With graphs or without.
+ENGINES = [False, True]
 
 
-def in_turn(values: Sequence[Any]) -> list[Any]:
-    """Return each value with one of the two engines, in turn, and with the other one among the slow tests."""
-    usual = [(value, bool(number % 2)) for number, value in enumerate(values)]
-    return [*usual, *(pytest.param(value, not graphs, marks=pytest.mark.slow) for value, graphs in usual)]
+def in_turn(first: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
+    """Return each of the first values with one of each of the others, in turn; the rest is among the slow tests."""
+    usual = {
+        (n, *((n + n // 2 * place) % len(values) for place, values in enumerate(others))) for n in range(len(first))
+    }
+    return [
+        pytest.param(
+            *(values[index] for values, index in zip((first, *others), case, strict=True)),
+            marks=() if case in usual else pytest.mark.slow,
+        )
+        for case in itertools.product(*(range(len(values)) for values in (first, *others)))
+    ]
 
 
 def make_bench(folder: Path, graphs: bool, **settings: Any) -> EngineHarness:
-    return EngineHarness(load(folder, graphs, **settings).make_engine())
+    return EngineHarness.from_checkpoint(load(folder, graphs, **settings))
 
 
+@lru_cache(4)
 def load(folder: Path, graphs: bool, **settings: Any) -> LoadedCheckpoint:
     usual = dict(
         num_blocks=300,
@@ -70,11 +84,11 @@ def check_same(found: EngineHarness, wanted: EngineHarness) -> None:
         assert np.abs(found.heard[row].pcm - heard.pcm).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("layout", [TextLayout.FULL, TextLayout.STREAMING])
-def test_codes_equal_those_of_the_plain_engine(any_folder: Path, layout: TextLayout) -> None:
+@pytest.mark.parametrize(("folder", "layout"), in_turn(FOLDERS, LAYOUTS))
+def test_codes_equal_those_of_the_plain_engine(folder: str, layout: TextLayout, request: pytest.FixtureRequest) -> None:
     benches = []
     for graphs in (False, True):
-        bench = make_bench(any_folder, graphs)
+        bench = make_bench(request.getfixturevalue(folder), graphs)
         for number, sampling in enumerate(SAMPLINGS):
             bench.submit(text=TEXT[: 9 * number + 5], text_closed=True, layout=layout, sampling=sampling)
             bench.step()
@@ -131,7 +145,7 @@ def random_life(bench: EngineHarness, seed: int) -> list[int]:
     return cancelled
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_rows_that_come_and_go_equal_the_plain_engine(tiny_folder: Path, seed: int) -> None:
     plain, pipelined = (
         make_bench(tiny_folder, False, max_running_requests=5),
@@ -149,16 +163,16 @@ def test_rows_that_come_and_go_equal_the_plain_engine(tiny_folder: Path, seed: i
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_row_that_lost_its_blocks_gives_equal_codes(tiny_folder: Path, layout: TextLayout) -> None:
     benches = []
-    for num_blocks in (200, 14):
+    for num_blocks in (200, 10):
         settings = dict(
-            num_blocks=num_blocks, watermark_blocks=0, max_cached_prefixes=0, min_frame_cap=16, max_frames=40
+            num_blocks=num_blocks, watermark_blocks=0, max_cached_prefixes=0, min_frame_cap=16, max_frames=28
         )
         bench = make_bench(tiny_folder, True, **settings)
         for seed in range(3):
-            sampling = SamplingParams(seed=seed, min_new_tokens=40)
-            bench.submit(text=TEXT[:17], text_closed=True, max_frames=40, sampling=sampling, layout=layout)
+            sampling = SamplingParams(seed=seed, min_new_tokens=28)
+            bench.submit(text=TEXT[:17], text_closed=True, max_frames=28, sampling=sampling, layout=layout)
         bench.run()
-        assert (bench.engine.scheduler.num_preemptions > 0) == (num_blocks == 14)
+        assert (bench.engine.scheduler.num_preemptions > 0) == (num_blocks == 10)
         benches.append(bench)
     check_same(benches[1], benches[0])
 
@@ -191,25 +205,27 @@ def test_cloned_voices_are_primed_once_and_sound_the_same(base_folder: Path, lay
     assert len(benches[1].engine.stage.codec.references) == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("sampling", "graphs"), in_turn(SAMPLINGS), ids=str)
-def test_another_engine_goes_on_with_the_same_samples(any_folder: Path, sampling: SamplingParams, graphs: bool) -> None:
-    loaded = load(any_folder, graphs)
+@pytest.mark.parametrize(("sampling", "folder", "graphs"), in_turn(SAMPLINGS, FOLDERS, ENGINES), ids=str)
+def test_another_engine_goes_on_with_the_same_samples(
+    sampling: SamplingParams, folder: str, graphs: bool, request: pytest.FixtureRequest
+) -> None:
+    loaded = load(request.getfixturevalue(folder), graphs)
     spec = dict(text=TEXT, text_closed=True, sampling=sampling)
-    check_takeover(lambda: EngineHarness(loaded.make_engine()), TOLERANCE, **spec)
+    check_takeover(lambda: EngineHarness.from_checkpoint(loaded), TOLERANCE, **spec)
 
 
-@pytest.mark.parametrize(("layout", "graphs"), in_turn(LAYOUTS), ids=str)
+@pytest.mark.parametrize(("layout", "graphs"), in_turn(LAYOUTS, ENGINES), ids=str)
 def test_another_engine_goes_on_where_a_frame_hears_ahead(tmp_path: Path, layout: TextLayout, graphs: bool) -> None:
     """CosyVoice3: control tokens are among the codes, and all blocks of the flow are made again."""
     folder = write_with_voice(tmp_path)
-    sampling = SamplingParams(seed=5, min_new_tokens=70)
-    spec = dict(text=TEXT * 3, text_closed=True, layout=layout, sampling=sampling, max_frames=90)
+    sampling = SamplingParams(seed=5, min_new_tokens=45)
+    spec = dict(text=TEXT * 2, text_closed=True, layout=layout, sampling=sampling, max_frames=60)
     # Which blocks go together is a matter of timing: another lead alone makes a difference of 0.00095.
     loaded = load(folder, graphs, max_frames=120)
-    check_takeover(lambda: EngineHarness(loaded.make_engine()), 2e-3, **spec)
+    check_takeover(lambda: EngineHarness.from_checkpoint(loaded), 2e-3, **spec)
 
 
-@pytest.mark.parametrize(("layout", "graphs"), in_turn(LAYOUTS), ids=str)
+@pytest.mark.parametrize(("layout", "graphs"), in_turn(LAYOUTS, ENGINES), ids=str)
 def test_another_engine_goes_on_with_a_cloned_voice(base_folder: Path, layout: TextLayout, graphs: bool) -> None:
     chance = np.random.default_rng(3)
     embedding = chance.standard_normal(48).astype(np.float32).tobytes()

@@ -503,13 +503,13 @@ def test_what_a_long_stream_holds(context: int | None) -> None:
     stage = stage_of(num_pages=80, context_blocks=context, chunk_blocks=(1, 2))
     slot = start(stage, "two")
     row, held = stage.streams[slot], []
-    for token in tokens_of(300):
+    for token in tokens_of(120):
         stage.feed(slot, [token])
         run_dry(stage)
         assert len(row.tokens) <= BLOCK_TOKENS + AHEAD + 2 + len(VOICES["two"].tokens)
         held.append(len(row.pages) + len(row.reserved_pages))
         assert len(row.pages) == min(row.num_opened - 2, 4 if context else 1000)
-    assert row.num_opened == (313 - AHEAD) // BLOCK_TOKENS
+    assert row.num_opened == (133 - AHEAD) // BLOCK_TOKENS
     assert held[-1] == (4 if context else row.num_opened - 2)
     if context:
         assert set(held) == {4}
