@@ -13,6 +13,10 @@ from tests.fakes.checkpoints import TINY, TINY_PROJECTED, write_checkpoint
 from tests.fakes.checksum_model import ChecksumFamily
 
 SHAPES = tuple(shape for family in FAMILIES for shape in family.shapes)
+# For laws of what carries requests to an engine: the slowest of the shapes is among the slow tests.
+CARRIED_SHAPES = [
+    pytest.param(shape, marks=pytest.mark.slow if shape.name == "cosyvoice3" else (), id=shape.name) for shape in SHAPES
+]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,6 +16,7 @@ from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest
 from engine.child import EngineProcess
 from engine.launch import create_engine
 from engine.pool import EnginePool
+from tests.engine.conftest import CARRIED_SHAPES
 from tests.engine.stream_recorder import RecordedStream, listen
 from tests.engine.test_client import request as long_request
 from tests.engine.test_client import speak
@@ -26,6 +27,12 @@ from tests.fakes.checksum_model import ChecksumFamily
 @pytest.fixture
 def switches() -> tuple[Switch, Switch]:
     return Switch(), Switch()
+
+
+@pytest.fixture(params=CARRIED_SHAPES)
+def shape(request: pytest.FixtureRequest) -> ChecksumFamily:
+    found: ChecksumFamily = request.param
+    return found
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from engine.gateway_connection import read_messages, send_all
 from engine.ipc import LENGTH, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, HelloMessage, encode, frame_message
 from engine.listener import EngineListener
 from engine.tls_socket import TlsSocket
+from tests.engine.conftest import CARRIED_SHAPES
 from tests.engine.served_engine import ServedEngine, tls_files
 from tests.engine.stream_recorder import listen
 from tests.engine.test_launch import check_says, request, wait_until
@@ -39,6 +40,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     """Files of another CA, of the same name."""
     return tls_files(CertificateAuthority(tmp_path_factory.mktemp("other")), "gateway")
+
+
+@pytest.fixture(params=CARRIED_SHAPES)
+def shape(request: pytest.FixtureRequest) -> ChecksumFamily:
+    found: ChecksumFamily = request.param
+    return found
 
 
 @pytest.fixture

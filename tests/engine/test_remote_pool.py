@@ -14,6 +14,7 @@ from engine import client, remote_pool
 from engine.api import EngineDead, InvalidRequest, SpeechEvent, SpeechRequest
 from engine.remote_pool import MAX_FILE_BYTES, AddressSource, RemotePool
 from engine.streams import EngineStream
+from tests.engine.conftest import CARRIED_SHAPES
 from tests.engine.served_engine import ServedEngine, StoppableProxy, write_addresses
 from tests.engine.stream_recorder import RecordedStream, listen
 from tests.engine.test_launch import TEXT, check_says, request, wait_until
@@ -26,6 +27,12 @@ MakeEngine = Callable[..., ServedEngine]
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_pool, "POLL_INTERVAL_S", 0.02)
     monkeypatch.setattr(client, "MAX_RECONNECT_DELAY_S", 0.1)
+
+
+@pytest.fixture(params=CARRIED_SHAPES)
+def shape(request: pytest.FixtureRequest) -> ChecksumFamily:
+    found: ChecksumFamily = request.param
+    return found
 
 
 @pytest.fixture

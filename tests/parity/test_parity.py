@@ -32,6 +32,11 @@ PROMPT_TOLERANCE = 2e-6
 HIDDEN_TOLERANCE = 1e-4
 WAVE_TOLERANCE = 1e-5
 EMBEDDING_TOLERANCE = 2e-5
+# Each case in one of the sizes, in turn, and in the other one among the slow tests.
+IN_TURN = [
+    pytest.param(*case.values, id=case.id, marks=() if (number + number // (len(ALL) // 2)) % 2 else pytest.mark.slow)
+    for number, case in enumerate(ALL)
+]
 SIZE_AND_TASK = [(size, task) for size in SIZES for task in TASKS]
 
 
@@ -80,7 +85,7 @@ def test_hidden_states(size: str, case: Case, speaker_of: SpeakerOf) -> None:
     torch.testing.assert_close(speaker.teacher_forced(case), expected, atol=HIDDEN_TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(("size", "case"), ALL)
+@pytest.mark.parametrize(("size", "case"), IN_TURN)
 def test_codes_and_waveform(size: str, case: Case, speaker_of: SpeakerOf) -> None:
     """Greedy, or drawn from the same torch seed; the waveform comes in chunks, the official one at once."""
     speaker = speaker_of(size, case.task)
@@ -96,7 +101,7 @@ def test_codes_and_waveform(size: str, case: Case, speaker_of: SpeakerOf) -> Non
         assert np.abs(heard.pcm - wave[-len(heard.pcm) :]).max() < WAVE_TOLERANCE
 
 
-GREEDY_STREAMING = [p for p in ALL if p.values[1].layout == "streaming" and not p.values[1].draws]
+GREEDY_STREAMING = [p for p in IN_TURN if p.values[1].layout == "streaming" and not p.values[1].draws]
 
 
 @pytest.mark.parametrize(("size", "case"), GREEDY_STREAMING)
