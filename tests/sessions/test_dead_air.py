@@ -30,7 +30,7 @@ from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.sessions.audio.signals import decode
 from tests.sessions.conftest import PACED, RecordingEngine, assert_all_free, read, reading_task
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("quick_engines")]
 
 # 28 characters: 1.68 s of speech.
 SIX_WORDS = "one two three four five six "
@@ -227,7 +227,7 @@ class SteppedEngine(EngineLoop):
 
     def __init__(self, num_other_rows: int) -> None:
         self.num_other_rows, self.num_segments = num_other_rows, 0
-        config = EngineConfig(lead_step_interval_s=CPU_LEAD_TICK_S, max_running_requests=4)
+        config = EngineConfig(lead_step_interval_s=CPU_LEAD_TICK_S, max_running_requests=4, lazy_graph_capture=True)
         voice = load_engine(EMBEDDED_VOICE, config, "cpu", "float32", is_embedded=True)
         self.info, self.streams, self.wake = voice.info, StreamTable(self.send), WakeEvent()
         super().__init__(voice.make_engine, self.streams.dispatch, lambda error: None)
@@ -258,7 +258,8 @@ class SteppedEngine(EngineLoop):
 
 
 @pytest.mark.parametrize(
-    ("tokens_per_s", "num_other_rows"), [(8, 4), pytest.param(8, 32, marks=pytest.mark.slow), (15, 32)]
+    ("tokens_per_s", "num_other_rows"),
+    [(15, 32), *(pytest.param(8, num_rows, marks=pytest.mark.slow) for num_rows in (4, 32))],
 )
 async def test_steady_text_is_one_segment_and_a_stall_ends_it(tokens_per_s: float, num_other_rows: int) -> None:
     engine, rng = SteppedEngine(num_other_rows), random.Random(tokens_per_s)

@@ -534,7 +534,7 @@ async def live(steps: list[tuple[object, ...]]) -> None:
 
 
 @given(STEPS)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_any_sequence(steps: list[tuple[object, ...]]):
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(live(steps))

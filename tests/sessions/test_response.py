@@ -315,8 +315,8 @@ async def test_retained_response_holds_no_encoder(registry: SessionRegistry, eng
     session = registry.create()
     gc.collect()
     encoders_before = num_encoders()
-    for number in range(3):
-        response = session.create_response(f"r{number}", text=LONG, text_closed=not cancel)
+    for number in range(2):
+        response = session.create_response(f"r{number}", text=SENTENCE * 3, text_closed=not cancel)
         _, task = reading_task(response)
         await asyncio.sleep(1)
         if cancel:
@@ -373,11 +373,12 @@ SPEEDS = [0.25, 0.7, 1.5, 4.0]
 async def test_the_audio_is_as_long_as_the_speed_asks(registry: SessionRegistry, speed: float, encoding: Encoding):
     settings = replace(BURST, format=AudioFormat(encoding=encoding))
     session = registry.create(settings=settings)
-    plain = (await read(session.create_response(text=LONG, text_closed=True))).done
-    response = session.create_response(settings=replace(settings, speed=speed), text=LONG, text_closed=True)
+    text = SENTENCE * 3
+    plain = (await read(session.create_response(text=text, text_closed=True))).done
+    response = session.create_response(settings=replace(settings, speed=speed), text=text, text_closed=True)
     changed = (await read(response)).done
     assert changed.audio_ms == pytest.approx(plain.audio_ms / speed, abs=1)
-    assert changed.heard.text == LONG
+    assert changed.heard.text == text
     assert (changed.num_frames, changed.num_text_tokens) == (plain.num_frames, plain.num_text_tokens)
     assert changed.num_frames == pytest.approx(plain.audio_ms / 80, abs=5)
 

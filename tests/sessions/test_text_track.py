@@ -256,7 +256,7 @@ async def test_an_iteration_reads_few_characters_of_any_kind(
     reads.check(normalize)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     units=st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4),
     places=st.lists(st.integers(0, 49_990), max_size=5),
@@ -322,7 +322,7 @@ async def test_create_cancel_loop_starves_none(
                 await read(response)
 
     task = asyncio.create_task(create_and_cancel())
-    for number in range(10):
+    for number in range(5):
         await pass_iterations(3)
         response = other.create_response(text="Hello there, how are you? ")
         start = iteration()

@@ -15,7 +15,7 @@ from sessions.audio.segment_joiner import SegmentJoiner, crossfade_join, hann_ra
 from tests.audio.seam_report import seam_report
 from tests.sessions.audio.signals import noise, pieces, speech_like
 
-SECONDS = 5
+SECONDS = 3
 
 
 @given(st.integers(1, 500))

@@ -58,7 +58,7 @@ def test_written_text_is_normalized_as_its_case(raw: str, spoken: str) -> None:
     assert normalize(raw) == spoken
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(text=texts, at=places)
 @example(text="5 km", at=[1])
 @example(text="x" * 500, at=[199, 200, 201])
@@ -66,13 +66,13 @@ def test_any_cutting_is_the_whole_text(text: str, at: list[int]) -> None:
     assert said(cut(text, at)) == said([text])
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(text=texts, at=places)
 def test_any_cutting_is_the_whole_text_at_the_limits(text: str, at: list[int]) -> None:
     assert said(cut(text, at), TINY) == said([text], TINY)
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(text=texts)
 @example(text="\ud800 a\udfff")
 @example(text="a https:// b https://. c")
@@ -81,7 +81,7 @@ def test_output_holds_words_and_marks_alone(text: str) -> None:
     assert OUTPUT.fullmatch(normalize(text))
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(text=texts, at=places)
 def test_spans_cover_the_output_and_stay_within_the_raw_text(text: str, at: list[int]) -> None:
     normalizer = IncrementalNormalizer()

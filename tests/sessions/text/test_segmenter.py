@@ -54,13 +54,13 @@ raw_texts = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(text=raw_texts, at=places)
 def test_any_cutting_gives_the_same_segments(text: str, at: list[int]) -> None:
     assert segments(cut(text, at)) == segments([text])
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(text=raw_texts)
 def test_nothing_but_white_space_between_segments_is_lost(text: str) -> None:
     found = segments([text])

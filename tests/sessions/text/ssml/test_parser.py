@@ -36,7 +36,7 @@ from sessions.text.ssml.tokens import MAX_TAG_CHARS, HiddenToken, MarkupWarning,
 from tests.sessions.text.ssml.documents import CONTEXT, documents, random_document
 
 # Documents of the fuzz test; `python -m tests.sessions.text.ssml.fuzz` takes any number.
-NUM_FUZZED = 100_000
+NUM_FUZZED = 40_000
 
 
 def parse(pieces: Iterable[str]) -> list[MarkupItem]:
