@@ -64,7 +64,7 @@ async def test_client_that_leaves_in_mid_reply_logs_nothing(
 ) -> None:
     async with peer.server(tmp_path) as live:
         live.engine.script = FASTEST
-        for _ in range(3):
+        for _ in range(2):
             await peer.visit(live, ending, LONG)
             await live.freed()
     assert complaints(caplog) == []
@@ -75,7 +75,7 @@ async def test_client_closing_amid_replies_logs_nothing(client: VendorClient, ca
     """The server's end is closed by the client's close message while many messages are ready to be sent."""
     turns = ["t1"] if client.one_turn else [f"t{number}" for number in range(1, 9)]
     async with live_server(FakeSpeechEngine(FASTEST), auth__api_keys=f"agent:{KEY}") as live:
-        for _ in range(4):
+        for _ in range(2):
             line = await dial(live, client)
             for turn in turns:
                 await send(line, client, client.say(turn, LONG) + client.end(turn))

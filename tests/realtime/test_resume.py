@@ -177,7 +177,7 @@ async def check_cut_reply(cut: Listener, proxy: CuttingProxy, whole: Listener, r
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("pace", "num_replies", "seed"),
-    [("burst", 12, 0), ("lead", 3, 0), *(pytest.param("burst", 250, n, marks=pytest.mark.slow) for n in range(1, 6))],
+    [("burst", 6, 0), ("lead", 2, 0), *(pytest.param("burst", 250, n, marks=pytest.mark.slow) for n in range(1, 6))],
 )
 @pytest.mark.parametrize("name", list(FORMATS))
 async def test_cuts_at_any_byte_change_no_sample(name: str, pace: str, num_replies: int, seed: int) -> None:

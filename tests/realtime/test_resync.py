@@ -80,7 +80,7 @@ async def strangers(**flags: object) -> AsyncIterator[list[LiveServer]]:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("pace", "num_replies", "seed"),
-    [("burst", 8, 0), ("lead", 2, 0), *(pytest.param("burst", 250, n, marks=pytest.mark.slow) for n in range(1, 6))],
+    [("burst", 4, 0), ("lead", 2, 0), *(pytest.param("burst", 250, n, marks=pytest.mark.slow) for n in range(1, 6))],
 )
 @pytest.mark.parametrize("name", list(FORMATS))
 async def test_gateways_lost_at_any_byte_change_no_sample(name: str, pace: str, num_replies: int, seed: int) -> None:

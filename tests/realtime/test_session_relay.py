@@ -84,7 +84,7 @@ async def turning_proxy(lives: list[LiveServer]) -> AsyncIterator[tuple[TurningP
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("pace", "num_replies", "seed"),
-    [("burst", 8, 0), ("lead", 2, 0), *(pytest.param("burst", 250, n, marks=pytest.mark.slow) for n in range(1, 6))],
+    [("burst", 4, 0), ("lead", 2, 0), *(pytest.param("burst", 250, n, marks=pytest.mark.slow) for n in range(1, 6))],
 )
 @pytest.mark.parametrize("name", list(FORMATS))
 async def test_cuts_between_gateways_change_no_packet(name: str, pace: str, num_replies: int, seed: int) -> None:

@@ -107,7 +107,7 @@ async def visit_native(live: LiveServer, ending: Ending, text: str) -> None:
 
 def visit_request(path: str, body: dict[str, Any]) -> Visit:
     async def visit(live: LiveServer, ending: Ending, text: str) -> None:
-        data = json.dumps(body).replace(TEXT, text).encode()
+        data = json.dumps(body).replace(TEXT, text, 1).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nxi-api-key: {KEY}\r\nAuthorization: Bearer {KEY}\r\n"
         head += f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", live.port)

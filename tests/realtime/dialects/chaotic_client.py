@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 # Of a test that sends random messages: few in the default run.
-AT_LENGTH = pytest.mark.parametrize("num_messages", [2_000, pytest.param(50_000, marks=pytest.mark.slow)])
+AT_LENGTH = pytest.mark.parametrize("num_messages", [1_000, pytest.param(50_000, marks=pytest.mark.slow)])
 
 IDS = ("c1", "c2", "", "x" * 300, None, 7)
 TEXTS = ("Hello there. ", " ", "", "é😀", "\ud83d", "\0", None, 5, [], "x" * 2_000)

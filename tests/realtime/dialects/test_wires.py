@@ -608,7 +608,7 @@ async def test_the_single_socket_is_closed_when_nothing_is_written() -> None:
         )
 
 
-CHAOS_MESSAGES = 300
+CHAOS_MESSAGES = 150
 
 
 @pytest.mark.parametrize(
