@@ -7,6 +7,7 @@ voices and the lexicons that it knows. A change of files is over when each repli
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import secrets
@@ -40,6 +41,8 @@ SCAN_INTERVAL_S = 1.0
 # Of one answer. The last file may exceed the bytes.
 MAX_CHANGES = 64
 MAX_CHANGE_BYTES = 16 * 2**20
+# Names of files that have gone, which are remembered for replicas that are behind.
+MAX_GONE = 1_000
 
 
 class SyncRequest(Struct, frozen=True, tag=True):
@@ -60,6 +63,8 @@ class SyncAnswer(Struct, frozen=True):
     changes: list[FileChange] = []
     # Whether there are no more changes yet.
     is_complete: bool = True
+    # All files that there are, for a replica that is too far behind to be given the names of those that have gone.
+    present: list[FileKey] | None = None
 
 
 class RemoveReplica(Struct, frozen=True, tag=True):
@@ -103,9 +108,11 @@ class Coordinator:
         self._epoch = secrets.token_hex(8)
         self._stored = StoredFiles(folder)
         self._files: dict[FileKey, Version] = {}
-        # Version of the last change of each file, in order; also of files that have gone.
+        # Version of the last change of each file, in order; also of the last files that have gone.
         self._changes: dict[FileKey, int] = {}
         self._version = 0
+        # Version of the newest name that was forgotten.
+        self._forgotten_version = 0
         self._scanned_s = -SCAN_INTERVAL_S
         self._scanning = asyncio.Lock()
         # One change at a time: each scans the folder, and replicas that renew their leases wait for scans.
@@ -131,18 +138,23 @@ class Coordinator:
     async def sync(self, request: SyncRequest) -> SyncAnswer:
         """Renew the lease of a replica; returns the changes since its version, at once if there are any."""
         begun_s = self._clock()
-        known = request.files if request.epoch == self._epoch else 0
+        is_known = request.epoch == self._epoch
+        known = request.files if is_known else 0
         self._replicas[request.replica] = ReplicaFiles(known, begun_s)
         await self._notify()
         await self._scan(SCAN_INTERVAL_S)
         if known == self._version:
             await self._wait(lambda: known != self._version, SYNC_WAIT_S)
         lease = self._leases.renew(request.replica, request.applied, request.usage, self._clock())
-        changed = [(key, version) for key, version in self._changes.items() if version > known]
-        last = self._version
+        present = None if is_known and known >= self._forgotten_version else list(self._files)
+        changed, last = self._changes_since(known), self._version
         changes = await asyncio.to_thread(self._read, [key for key, _ in changed[:MAX_CHANGES]])
         version = changed[len(changes) - 1][1] if changes else last
-        return SyncAnswer(lease, self._epoch, version, changes, version == self._version)
+        return SyncAnswer(lease, self._epoch, version, changes, version == self._version, present)
+
+    def _changes_since(self, version: int) -> list[tuple[FileKey, int]]:
+        newest_first = itertools.takewhile(lambda change: change[1] > version, reversed(self._changes.items()))
+        return list(newest_first)[::-1]
 
     async def change_file(self, command: FileCommand) -> FileOutcome:
         """Carry out a command, and wait until every replica has it or knows that it is behind."""
@@ -195,6 +207,9 @@ class Coordinator:
                 self._version += 1
                 self._changes.pop(key, None)  # goes to the end
                 self._changes[key] = self._version
+            gone = [key for key in self._changes if key not in files]
+            for key in gone[: max(len(gone) - MAX_GONE, 0)]:
+                self._forgotten_version = self._changes.pop(key)
         if changed:
             await self._notify()
 

@@ -22,7 +22,7 @@ from engine.api import CodedError
 from realtime.cluster.coordinator import RemoveReplica, SyncAnswer, SyncRequest
 from realtime.cluster.leased_counters import LeasedUsageCounters
 from realtime.cluster.limit_leases import LEASE_S, Lease, Usage
-from realtime.cluster.stored_files import FileChange, FileCommand, FileKey, FileOutcome, StoredFiles
+from realtime.cluster.stored_files import FileChange, FileCommand, FileOutcome, StoredFiles
 
 log = logging.getLogger("voicewire.cluster")
 
@@ -67,8 +67,6 @@ class ReplicaLink:
         self._files = StoredFiles(self.voices_folder)
         self._validity = Validity()
         self._epoch, self._version = "", 0
-        # Files of an earlier coordinator that this one has not named yet.
-        self._unconfirmed: set[FileKey] = set()
         self._lock = threading.Lock()
         # Last exchange of each process, and when it was.
         self._exchanges: dict[int, tuple[float, Exchange]] = {}
@@ -128,15 +126,9 @@ class ReplicaLink:
     def _sync(self) -> None:
         sent_s = time.monotonic()
         answer = msgpack.decode(self._call(msgpack.encode(self._request()), SYNC_TIMEOUT_S), type=SyncAnswer)
-        if answer.epoch != self._epoch:
-            self._unconfirmed = set(self._files.versions())
-        for change in answer.changes:
+        gone = set() if answer.present is None else set(self._files.versions()).difference(answer.present)
+        for change in [*(FileChange(key, None) for key in gone), *answer.changes]:
             self._files.apply(change)
-            self._unconfirmed.discard(change.key)
-        if answer.is_complete:
-            for key in self._unconfirmed:
-                self._files.apply(FileChange(key, None))
-            self._unconfirmed = set()
         self._epoch, self._version = answer.epoch, answer.files
         until_s = sent_s + LEASE_S
         with self._lock:

@@ -10,10 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import msgpack
 
 from engine.api import CodedError, InvalidRequest
 from realtime.cluster import coordinator as coordinator_module
-from realtime.cluster.coordinator import Coordinator, SyncRequest
+from realtime.cluster.coordinator import Coordinator, SyncAnswer, SyncRequest
 from realtime.cluster.leased_counters import LeasedUsageCounters
 from realtime.cluster.link import ClusterLink, ReplicaLink
 from realtime.cluster.replicated_stores import ReplicatedLexiconStore
@@ -142,6 +143,28 @@ async def test_answers_are_limited_and_their_last_completes_the_copy(tmp_path, m
     assert copied.versions("ann", "one") == head.versions("ann", "one")
     assert (found := copied.read("ann", "one")) is not None
     assert found == head.read("ann", "one")
+
+
+async def test_names_of_lexicons_that_have_gone_are_forgotten(tmp_path, monkeypatch):
+    """A replica that was away meanwhile has none of them either."""
+    monkeypatch.setattr(coordinator_module, "MAX_GONE", 1)
+    async with two_stores(tmp_path) as (coordinator, first, second):
+        head = LexiconStore(tmp_path / "all" / LEXICON_FOLDER)
+        for name in "pqrs":
+            head.put(record("b", name))
+        for store in (first, second):
+            await until(lambda store=store: len(store.list("ann")) == 4)
+        coordinator.unreachable = {"b"}
+        for name in "pqr":
+            assert head.remove("ann", name)
+        head.put(record("b", "t"))
+        await until(lambda: {one.name for one in first.list("ann")} == {"s", "t"})
+        assert len(second.list("ann")) == 4
+        coordinator.unreachable = set()
+        await until(lambda: {one.name for one in second.list("ann")} == {"s", "t"})
+        answer = await asyncio.to_thread(coordinator.caller("c"), msgpack.encode(SyncRequest("c")), 5.0)
+        # Each lexicon is a file, and so is its version.
+        assert len(msgpack.decode(answer, type=SyncAnswer).changes) == 2 * 2 + 1
 
 
 async def test_leases_are_renewed_before_the_changes_that_wait(tmp_path, monkeypatch):
