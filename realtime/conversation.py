@@ -74,6 +74,8 @@ class ContextState:
     response: Response | None = None
     # True once its text is complete.
     ended: bool = False
+    # Where its response goes on when the contexts before it have been sent again.
+    held_at: ev.ResumePosition | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +135,7 @@ class Conversation:
 
     def due_s(self, now: float) -> float | None:
         """Return when ``pop_due`` may return the next event; ``None`` while none waits."""
-        dues = (context.response.due_s(now) for context in self._speaking if context.response is not None)
+        dues = (context.response.due_s(now) for context in self._speaking if context.response and not context.held_at)
         return min((due_s for due_s in dues if due_s is not None), default=None)
 
     def pop_due(self, now: float) -> model.DialectEvent | None:
@@ -144,7 +146,7 @@ class Conversation:
             context = self._speaking[0]
             self._speaking.rotate(-1)
             assert context.response is not None
-            if (event := context.response.pop_due(now)) is not None:
+            if context.held_at is None and (event := context.response.pop_due(now)) is not None:
                 context.last_activity_s = now
                 return self._on_event(context, context.response, event)
         return None
@@ -228,11 +230,13 @@ class Conversation:
     ) -> tuple[model.ResumedContext, ...]:
         """Go on with these responses of a client, and cancel the others. ``wake`` replaces the former one.
 
-        A response that cannot go back so far is cancelled, too: its end says what was heard."""
+        A response that cannot go back so far is cancelled, too: its end says what was heard. Of serial contexts, each
+        goes on when those before it have ended."""
         self.wake = wake
         self.session.touch()
         wanted = {position.response_id: position for position in positions}
-        resumed = tuple(self._resume_context(position) for position in wanted.values())
+        ended = self._reopen_ended(wanted)
+        resumed = tuple(self._resume_context(position, name in ended) for name, position in wanted.items())
         for context in self._speaking:
             assert context.response is not None
             context.response.attach(wake)
@@ -240,20 +244,30 @@ class Conversation:
                 context.response.cancel()
         return resumed
 
-    def _resume_context(self, position: ev.ResumePosition) -> model.ResumedContext:
+    def _reopen_ended(self, wanted: Iterable[str]) -> dict[str, ContextState]:
+        """Put the wanted contexts that have ended before the others; returns them."""
+        found = [(name, self._past[name]) for name in wanted if name not in self._open and name in self._past]
+        ended = {
+            name: ContextState(name, response.settings, now_s(), response=response, ended=True)
+            for name, response in found
+            if not response.forgotten
+        }
+        for name in ended:
+            del self._past[name]
+        for context in self._open.values() if self.serial and ended else ():
+            if context.response is None and context.pending is None:
+                context.pending = []
+        self._open = ended | self._open
+        self._speaking = deque(context for context in self._open.values() if context.response is not None)
+        return ended
+
+    def _resume_context(self, position: ev.ResumePosition, had_ended: bool) -> model.ResumedContext:
         context = self._open.get(position.response_id)
-        response = context.response if context is not None else self._past.get(position.response_id)
-        if response is None or response.forgotten:
+        if context is None or (response := context.response) is None:
             return model.ResumedContext(position.response_id)
-        if context is None:
-            context = ContextState(position.response_id, response.settings, now_s(), response=response, ended=True)
-            self._past.pop(position.response_id)
-            self._open[position.response_id] = context
-            self._speaking.append(context)
-            had_ended = True
-        else:
-            had_ended = False
-        response.resume(position.received_samples, position.played_ms)
+        context.held_at = position if self.serial and context is not self._speaking[0] else None
+        if context.held_at is None:
+            response.resume(position.received_samples, position.played_ms)
         return model.ResumedContext(
             position.response_id,
             _audio_format(response),
@@ -264,6 +278,13 @@ class Conversation:
             max(position.received_samples - response.next_sample, 0),
             had_ended,
         )
+
+    def _release_held(self) -> None:
+        """Go on with the next context that was held."""
+        context = next((context for context in self._open.values() if context.held_at is not None), None)
+        if context is not None and context.held_at is not None and context.response is not None:
+            position, context.held_at = context.held_at, None
+            context.response.resume(position.received_samples, position.played_ms)
 
     def _settings_over_session(self, given: ev.NativeSpeechSettings) -> SpeechSettings:
         return speech_settings(given, self.session.settings, self.config.speech.lead_ms)
@@ -360,6 +381,7 @@ class Conversation:
         if not isinstance(event, ResponseFinished):
             return _to_dialect_event(context.context_id, response, event)
         self._speaking.remove(context)
+        self._release_held()
         self._remember(context.context_id, response)
         [ended] = self._leave(context, _ended(context.context_id, event))
         self._events.extend(self._finish_if_done())

@@ -81,12 +81,12 @@ class MqttSessionDialect(Dialect):
                 yield _send(messages.MqttPong(d=event.d))
 
     def _positions(self, given: Iterable[messages.MqttReplyPosition]) -> Iterator[ResumePosition]:
-        """Return the position of each open reply, and of those that the client lacks the end of."""
+        """Return the position of each open reply, and of those that the client lacks the end of, in their order."""
         known = {str(position.reply): position for position in given}
-        for context in {**self._contexts, **{name: self._past[name] for name in known if name in self._past}}:
+        lacking = self._contexts | {name: counters for name, counters in self._past.items() if name in known}
+        for context in sorted(lacking, key=int):
             position = known.get(context) or messages.MqttReplyPosition(reply=int(context))
-            counters = self._contexts.get(context) or self._past[context]
-            samples = counters.rewind(position.received)
+            samples = lacking[context].rewind(position.received)
             yield ResumePosition(response_id=context, received_samples=samples, played_ms=position.played_ms)
 
     def _write(self, text: str) -> Iterator[model.DialectCommand]:
@@ -158,8 +158,9 @@ class MqttSessionDialect(Dialect):
         yield _send(done(event))
 
     def send_resumed(self, contexts: Iterable[model.ResumedContext]) -> Iterator[model.DialectCommand]:
-        self._contexts |= {one.context: self._past.pop(one.context) for one in contexts if one.had_ended}
-        yield _send(messages.MqttResumed(seq=self._next_seq, replies=tuple(sorted(map(int, self._contexts)))))
+        ended = {one.context: self._past.pop(one.context) for one in contexts if one.had_ended}
+        self._contexts = ended | self._contexts
+        yield _send(messages.MqttResumed(seq=self._next_seq, replies=tuple(map(int, self._contexts))))
 
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield _send(messages.MqttFailed(error=error))

@@ -1,4 +1,4 @@
-"""A session at a broker whose client loses its connection at any byte: nothing is lost, and nothing comes twice."""
+"""A session at a broker whose client loses its connection at any byte: nothing is lost, comes twice or out of turn."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class ResumingClient:
         said = [message for text in TEXTS for message in ({"t": "text", "d": text}, {"t": "end"})]
         self._messages = [{"seq": seq, **message} for seq, message in enumerate(said)]
         self._is_over = False
+        # That audio came of last on this connection.
+        self._speaking_reply = 0
 
     async def run(self) -> None:
         will = aiomqtt.Will(f"voice/v1/c/{self.name}/gone", qos=1)
@@ -55,7 +57,7 @@ class ResumingClient:
 
     async def _converse(self, agent: MqttTestClient) -> None:
         """Open the session. If it is open already, resume it and pass over what comes before the answer to that."""
-        has_resumed = self.num_connections == 1
+        has_resumed, self._speaking_reply = self.num_connections == 1, 0
         await agent.ask("voice/v1/open", {"sid": "1", "resume": True} | self._wanted)
         while not self._is_over:
             message = await agent.next_on_any(lambda _: True)
@@ -93,6 +95,8 @@ class ResumingClient:
             await self._send(agent, [{"t": "ping"}])
 
     def _on_audio(self, reply: int, seq: int, packet: bytes) -> None:
+        assert reply >= self._speaking_reply, "audio of a reply behind that of the next one"
+        self._speaking_reply = reply
         packets = self.packets[reply]
         assert seq <= len(packets), "a gap"
         if seq == len(packets):
