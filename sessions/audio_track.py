@@ -17,9 +17,9 @@ from sessions.audio.segment_joiner import SegmentJoiner
 from sessions.audio.speech_shaper import SpeechShaper
 from sessions.audio.time_stretch import TimeStretcher
 from sessions.audio.watermark.embedder import Watermark
-from sessions.config import AudioFormat
+from sessions.config import AudioFormat, Encoding
 from sessions.encoders import EncoderPool
-from sessions.packetizer import PACKET_MS, AudioPacket, codec_delay_ms, create_packetizer
+from sessions.packetizer import PACKET_MS, AudioPacket, RawPacket, codec_delay_ms, create_packetizer
 from sessions.text.ssml.style import PLAIN_STYLE, SpeechStyle
 from sessions.text_track import FlushItem
 
@@ -54,8 +54,10 @@ class AudioTrack:
         speed: float = 1.0,
         has_styles: bool = False,
         watermark: Watermark | None = None,
+        num_dropped_samples: int = 0,
     ) -> None:
-        """With ``has_styles``, segments have styles and breaks between them."""
+        """With ``has_styles``, segments have styles and breaks between them. Packets that begin within the first
+        ``num_dropped_samples``, at the format's rate, are dropped by the reader: they may be longer, and empty."""
         self._encoders = encoders
         self._is_costly = is_cpu_intensive(audio.encoding)
         self._encoder = create_packetizer(audio)
@@ -66,6 +68,8 @@ class AudioTrack:
         self._join_samples = engine_rate * JOIN_MS // 1000
         self._first_samples = engine_rate * (JOIN_MS + RESAMPLE_MS + PACKET_MS) // 1000
         self._packet_samples = audio.sample_rate * PACKET_MS // 1000
+        # What Opus makes of a sample depends on all before it.
+        self._num_dropped_samples = 0 if audio.encoding is Encoding.OPUS else num_dropped_samples
         self._joiner = SegmentJoiner(self._join_samples)
         pause_ms, drain_ms = float(PAUSE_MS), max(JOIN_MS + RESAMPLE_MS + codec_delay_ms(audio) - PAUSE_MS, 0.0)
         if self._changes_speed:
@@ -232,9 +236,23 @@ class AudioTrack:
 
     async def _encode_stretched(self, pcm: Pcm) -> Sequence[AudioPacket]:
         """Mark and encode speech at its final rate of playback."""
+        if self.num_samples + self._resampler.num_ready(pcm.size) <= self._num_dropped_samples:
+            return self._skip(pcm)
+        if self._num_dropped_samples:  # the packet that has begun
+            self._encoder.push(np.zeros(self.num_samples % self._packet_samples, np.float32))
+            self._num_dropped_samples = 0
         if self._embedder is not None:
             pcm = self._embedder.push(pcm)
         return await self._encode_resampled(self._resampler.push(pcm))
+
+    def _skip(self, pcm: Pcm) -> Sequence[AudioPacket]:
+        """Go on behind speech that is dropped, without making it."""
+        if self._embedder is not None:
+            self._embedder.skip(pcm)
+        num_before = self.num_samples // self._packet_samples
+        self.num_samples += self._resampler.skip(pcm)
+        num_packets = self.num_samples // self._packet_samples - num_before
+        return [RawPacket(b"", num_packets * self._packet_samples)] if num_packets else []
 
     async def _encode_resampled(self, pcm: Pcm) -> Sequence[AudioPacket]:
         """Encode in small pieces on the event loop, so that a response with a long lead does not delay others."""

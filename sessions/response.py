@@ -304,7 +304,8 @@ class Response:
         settings, services = self.settings, self._services
         try:
             rate, encoders, watermark = services.engine.info.sample_rate, services.encoders, services.watermark
-            await self._speak(AudioTrack(settings.format, rate, encoders, settings.speed, self._has_styles, watermark))
+            options = (settings.speed, self._has_styles, watermark, self._ring.num_samples_to_drop)
+            await self._speak(AudioTrack(settings.format, rate, encoders, *options))
         except Exception as error:
             self._fail(error)
         finally:

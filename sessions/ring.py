@@ -89,9 +89,10 @@ class PacketRing:
         self._sent: deque[SentEntry] | None = deque() if retains else None
         self._num_sent_bytes = 0
         self._popped_s = -math.inf
-        # Of audio that is made again: samples so far, those that the reader has, and of these the first that it does
-        # not get once more.
-        self._num_made_again = self._num_received = self._num_samples_to_drop = 0
+        # Of audio that is made again: samples so far, and those that the reader has.
+        self._num_made_again = self._num_received = 0
+        # The first of these, which the reader does not get once more.
+        self.num_samples_to_drop = 0
         self._num_flushes_to_drop = 0
         # Samples of messages that have not been popped yet.
         self.waiting_samples = 0
@@ -133,7 +134,7 @@ class PacketRing:
         packet_samples = self._pacer.sample_rate * PACKET_MS // 1000
         next_sample = max(received_samples - preroll_samples, 0) // packet_samples * packet_samples
         self.num_sent_samples = self._num_received = received_samples
-        self._num_samples_to_drop = next_sample
+        self.num_samples_to_drop = next_sample
         if next_sample:
             self._pacer.rewind(next_sample, played_samples, now_s)
         self._num_flushes_to_drop = received_flushes
@@ -141,7 +142,7 @@ class PacketRing:
     @property
     def lacks_received(self) -> bool:
         """Return whether the audio that the reader has received was not made again yet."""
-        return self._num_made_again < self._num_samples_to_drop
+        return self._num_made_again < self.num_samples_to_drop
 
     def put(self, packets: Iterable[AudioPacket], now_s: float, late_cause: UnderrunCause) -> None:
         if self._num_made_again < self._num_received:
@@ -249,7 +250,7 @@ class PacketRing:
         for packet in packets:
             if self._num_made_again >= self._num_received:
                 lacking.append(packet)
-            elif self._num_made_again >= self._num_samples_to_drop:
+            elif self._num_made_again >= self.num_samples_to_drop:
                 preroll.append(packet)
             self._num_made_again += packet.num_samples
         return preroll, lacking

@@ -33,6 +33,12 @@ class Resampler:
         self._bank = filter_bank(self._up, self._down)
         self._restart()
 
+    def _restart(self) -> None:
+        self._num_in = self._num_out = 0
+        # Inputs that later outputs need; the first output begins with silence before the signal.
+        self._window = np.zeros(self.delay_samples, np.float32)
+        self._window_start = -self.delay_samples
+
     @property
     def delay_samples(self) -> int:
         """Input samples of lookahead; 0 when the rates are equal."""
@@ -42,7 +48,23 @@ class Resampler:
         if self._up == self._down:
             return pcm
         self._num_in += pcm.size
-        return self._emit(pcm, self._num_ready())
+        return self._emit(pcm, self._ready_until(self._num_in))
+
+    def num_ready(self, num_samples: int) -> int:
+        """Return how many samples ``push`` of so many returns."""
+        if self._up == self._down:
+            return num_samples
+        return max(self._ready_until(self._num_in + num_samples) - self._num_out, 0)
+
+    def skip(self, pcm: Pcm) -> int:
+        """Count what ``push`` returns, without computing it."""
+        num_skipped = self.num_ready(pcm.size)
+        if self._up != self._down:
+            self._num_in += pcm.size
+            self._num_out += num_skipped
+            self._window = np.concatenate([self._window, pcm])
+            self._discard_history()
+        return num_skipped
 
     def flush(self) -> Pcm:
         """The rest of the signal pushed so far, as if silence followed. What is pushed next begins a new signal."""
@@ -53,15 +75,9 @@ class Resampler:
         self._restart()
         return out
 
-    def _restart(self) -> None:
-        self._num_in = self._num_out = 0
-        # Inputs that later outputs need; the first output begins with silence before the signal.
-        self._window = np.zeros(self.delay_samples, np.float32)
-        self._window_start = -self.delay_samples
-
-    def _num_ready(self) -> int:
-        """Outputs whose inputs are all here: output k sits at input k * down / up."""
-        last_center = self._num_in - 1 - self.delay_samples
+    def _ready_until(self, num_in: int) -> int:
+        """Outputs of which so many inputs have all: output k sits at input k * down / up."""
+        last_center = num_in - 1 - self.delay_samples
         return max(((last_center + 1) * self._up - 1) // self._down + 1, 0)
 
     def _emit(self, pcm: Pcm, until: int) -> Pcm:

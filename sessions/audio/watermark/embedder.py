@@ -69,6 +69,12 @@ class WatermarkEmbedder:
             start = end
         return out
 
+    def skip(self, pcm: Pcm) -> None:
+        """Go on behind these samples without marking them."""
+        self._history = np.concatenate([self._history, pcm])[pcm.size :]
+        num_frames, self._offset = divmod(self._offset + pcm.size, self._frame_samples)
+        self._frame = (self._frame + num_frames) % PERIOD_FRAMES
+
     def _filter(self, window: Pcm, num_samples: int) -> Pcm:
         """Filter samples of one frame; ``window`` begins with those before them."""
         out: Pcm = np.correlate(window, self._filters[self._frame], "valid")

@@ -67,6 +67,26 @@ def test_views_and_gathered_inputs_give_the_same_bits(signal: Pcm, rates: tuple[
     assert np.array_equal(by_phase, gathered)
 
 
+@given(st.integers(0, 400).map(noise), ANY_RATES, st.data())
+def test_samples_that_are_skipped_change_no_later_ones(
+    signal: Pcm, rates: tuple[int, int], data: st.DataObject
+) -> None:
+    cut, whole = data.draw(pieces(signal)), resample([signal], *rates)
+    resampler, num_skipped, is_skipping = Resampler(*rates), 0, True
+    out = []
+    for piece in cut:
+        is_skipping = is_skipping and data.draw(st.booleans())
+        num_ready = resampler.num_ready(piece.size)
+        if is_skipping:
+            num_skipped += resampler.skip(piece)
+        else:
+            out.append(resampler.push(piece))
+        assert num_skipped + sum(part.size for part in out) <= whole.size
+        assert is_skipping or out[-1].size == num_ready
+    rest = np.concatenate([*out, resampler.flush()])
+    assert np.array_equal(rest, whole[num_skipped:])
+
+
 @given(st.integers(0, 300).map(noise), ANY_RATES)
 def test_equals_the_slow_sum(signal: Pcm, rates: tuple[int, int]) -> None:
     assert resample([signal], *rates) == pytest.approx(slow_resample(signal, *rates), abs=1e-5)

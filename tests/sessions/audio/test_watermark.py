@@ -58,6 +58,15 @@ def test_any_split_gives_the_same_samples_at_once(split: list[Pcm]) -> None:
     assert np.array_equal(np.concatenate(out), marked()[: 2 * RATE])
 
 
+@given(pieces(SIGNAL[: 2 * RATE]), st.integers(0, 9))
+def test_mark_goes_on_behind_samples_that_are_skipped(split: list[Pcm], num_skipped: int) -> None:
+    embedder = Watermark(KEY, PAYLOAD).create_embedder(RATE)
+    for piece in split[:num_skipped]:
+        embedder.skip(piece)
+    out = np.concatenate([np.empty(0, np.float32), *map(embedder.push, split[num_skipped:])])
+    assert np.array_equal(out, marked()[2 * RATE - out.size : 2 * RATE])
+
+
 def test_mark_changes_no_level_and_no_silence() -> None:
     assert not Watermark(KEY, 1).create_embedder(RATE).push(np.zeros(RATE, np.float32)).any()
     ratio = np.sqrt(np.mean(marked() ** 2) / np.mean(SIGNAL**2))
