@@ -1,12 +1,12 @@
 """Measure how fast sessions resume after their connections are lost, and what listeners miss.
 
-    python -m benchmarks.resume [--sessions 50] [--cuts 4] [--grace 30]
+    python -m benchmarks.resume [--sessions 50] [--cuts 4] [--interval 1,5] [--rounds 1] [--grace 30]
     python -m benchmarks.resume --kill [--sessions 4] [--after 4]
 
 The server is a process of its own with the fake engine; replies are PCM at 16 kHz with a lead of 2 s. Each client
-resets its connection at random moments and resumes on another. Reported are the milliseconds from the opened
-connection to ``session.resumed`` and to the first new audio, silence by the client's clock, and samples that were lost
-or repeated with other content. The last line is JSON.
+resets its connection at random moments, after as many seconds as ``--interval`` says, and resumes on another. Reported
+are the milliseconds from the opened connection to ``session.resumed`` and to the first new audio, silence by the
+client's clock, and samples that were lost or repeated with other content. The last line is JSON.
 
 With ``--kill`` the server has two gateways and the embedded voice. The gateway of the first client gets SIGKILL, and
 its replies go on at the other one by ``resync``. Replies are compared with an uninterrupted one, in dB. ``others`` are
@@ -41,8 +41,6 @@ SCRIPT = {"ms_per_char": 40.0, "first_chunk_s": 0.02, "real_time_factor": 0.1}
 SETTINGS = ev.NativeSpeechSettings(format=ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=16_000), lead_ms=2_000)
 RATE = 16_000
 VOICE_TEXT = "One two three four five. Six seven eight nine ten, eleven twelve? Thirteen fourteen fifteen sixteen. " * 2
-# Seconds between the cuts of one client.
-MIN_CUT_S, MAX_CUT_S = 1.0, 5.0
 
 
 @dataclass
@@ -52,6 +50,8 @@ class Listener:
     url: str
     rng: random.Random
     num_cuts: int
+    # Shortest and longest time between two cuts.
+    interval_s: tuple[float, float] = (1.0, 5.0)
     pcm: bytearray = field(default_factory=bytearray)
     resumed_ms: list[float] = field(default_factory=list)
     audio_ms: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Listener:
         session_id, token = client.created.session_id, client.created.resume_token
         await client.send(ev.ResponseCreate(response_id="r", settings=SETTINGS, text=TEXT, end=True))
         for _ in range(self.num_cuts):
-            token = await self._listen(client, token, self.rng.uniform(MIN_CUT_S, MAX_CUT_S))
+            token = await self._listen(client, token, self.rng.uniform(*self.interval_s))
             if self.status:
                 break
             client.abort()
@@ -207,19 +207,26 @@ async def kill_gateway(url: str, supervisor: psutil.Process, num_sessions: int, 
 
 def measure_kill(num_sessions: int, after_s: float) -> dict[str, object]:
     command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--gateways", "2"]
+    load = round(os.getloadavg()[0], 1)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         url = wire_address(process.stdout).removesuffix("/v1/speech")
         found = asyncio.run(kill_gateway(url, psutil.Process(process.pid), num_sessions, after_s))
         process.terminate()
-    return {"benchmark": "resume", "mode": "kill", "sessions": num_sessions, "after_s": after_s} | found
+    return {"benchmark": "resume", "mode": "kill", "load": load, "sessions": num_sessions, "after_s": after_s} | found
 
 
-async def measure(url: str, num_sessions: int, num_cuts: int) -> list[Listener]:
+async def measure(
+    url: str, num_sessions: int, num_cuts: int, interval_s: tuple[float, float], num_rounds: int
+) -> list[Listener]:
     rng = random.Random(1)
-    listeners = [Listener(url, random.Random(rng.random()), num_cuts) for _ in range(num_sessions)]
-    await asyncio.gather(*(listener.run() for listener in listeners))
-    return listeners
+    rounds = [
+        [Listener(url, random.Random(rng.random()), num_cuts, interval_s) for _ in range(num_sessions)]
+        for _ in range(num_rounds)
+    ]
+    for listeners in rounds:
+        await asyncio.gather(*(listener.run() for listener in listeners))
+    return [listener for listeners in rounds for listener in listeners]
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
@@ -230,6 +237,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int)
     parser.add_argument("--cuts", type=int, default=4)
+    parser.add_argument("--interval", default="1,5", help="shortest and longest time between two cuts, in seconds")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--grace", type=float, default=30.0)
     parser.add_argument("--kill", action="store_true", help="kill a gateway of a server with the embedded voice")
     parser.add_argument("--after", type=float, default=4.0, help="seconds of speech before the gateway is killed")
@@ -238,16 +247,21 @@ def main() -> None:
         print(json.dumps(measure_kill(args.sessions or 4, args.after)))
         return
     num_sessions = args.sessions or 50
+    shortest_s, longest_s = map(float, args.interval.split(","))
+    load = os.getloadavg()[0]
     with server(SCRIPT, log__level="error", limits__resume_grace_s=args.grace) as running:
-        listeners = asyncio.run(measure(running.url, num_sessions, args.cuts))
+        work = measure(running.url, num_sessions, args.cuts, (shortest_s, longest_s), args.rounds)
+        listeners = asyncio.run(work)
     lengths = {len(listener.pcm) for listener in listeners}
     report = {
         "benchmark": "resume",
-        "sessions": num_sessions,
+        "load": round(load, 1),
+        "sessions": num_sessions * args.rounds,
         "cuts": sum(len(listener.resumed_ms) for listener in listeners),
         "completed": sum(listener.status == "completed" for listener in listeners),
         "resumed_ms": percentiles([ms for listener in listeners for ms in listener.resumed_ms]),
         "audio_ms": percentiles([ms for listener in listeners for ms in listener.audio_ms]),
+        "later_than_300_ms": sum(ms > 300 for listener in listeners for ms in listener.audio_ms),
         "max_silence_ms": round(1000 * max(listener.silence_s for listener in listeners), 1),
         "conflicts": sum(listener.num_conflicts for listener in listeners),
         "different_lengths": len(lengths) - 1,

@@ -42,28 +42,28 @@ class EngineProgram:
 
 
 class GatewayProgram:
-    def __init__(self, engines_file: Path) -> None:
-        settings = SETTINGS | {"engine.addresses": f"file:{engines_file}"}
+    def __init__(self, engines_file: Path, num_gateways: int = 1) -> None:
+        settings = SETTINGS | {"engine.addresses": f"file:{engines_file}", "listen.gateways": str(num_gateways)}
         flags = [text for name, value in settings.items() for text in ("--set", f"{name}={value}")]
         self.process = subprocess.Popen((*GATEWAY, *flags), stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.url = wire_address(self.process.stdout).removesuffix("/v1/speech")
 
     def kill(self) -> None:
-        self.process.kill()
+        self.process.terminate()  # the supervisor ends its gateways
         self.process.communicate()
 
 
 class Engines:
     """Two engines; ``apply("engine")`` sends SIGKILL to one, and nothing starts it again."""
 
-    def __init__(self, voice: str) -> None:
+    def __init__(self, voice: str, num_gateways: int) -> None:
         self.text, self.settings = (FAKE_TEXT, FAKE) if voice == "fake" else (EMBEDDED_TEXT, EMBEDDED)
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         self._engines = [EngineProgram(voice, f"unix:{folder / name}") for name in "ab"]
         write_addresses(folder / "file", *[engine.address for engine in self._engines])
-        self._gateway = GatewayProgram(folder / "file")
+        self._gateway = GatewayProgram(folder / "file", num_gateways)
         self.url = self._gateway.url
 
     async def apply(self, event: str, speak_more: Callable[[], Awaitable[None]]) -> dict[str, object]:

@@ -17,6 +17,8 @@ from realtime.protocol import events as ev
 
 RATE = 16_000
 RETRY_S = 0.05
+# With this lead a listener should miss nothing.
+ENOUGH_LEAD_S = 1.5
 
 
 @dataclass
@@ -26,8 +28,12 @@ class Listener:
     text: str
     pcm: bytearray = field(default_factory=bytearray)
     began_s: float = 0.0
+    # Silence so far, and the part of it since ``mark_event``.
     gap_s: float = 0.0
+    gap_after_s: float = 0.0
     num_late: int = 0
+    # Audio that it had and had not played at the event; ``None`` before it.
+    lead_s: float | None = None
     # Audio messages behind a gap, or with other content than before.
     num_conflicts: int = 0
     statuses: list[str] = field(default_factory=list)
@@ -37,6 +43,9 @@ class Listener:
     back_ms: list[float] = field(default_factory=list)
     _checkpoints: list[str] = field(default_factory=list)
     _lost_s: float = 0.0
+
+    def mark_event(self) -> None:
+        self.lead_s = max(self.began_s + len(self.pcm) / 2 / RATE + self.gap_s - time.monotonic(), 0.0)
 
     async def run(self) -> None:
         while not self.statuses:
@@ -86,6 +95,7 @@ class Listener:
         if missing_s > 0:
             self.num_late += 1
             self.gap_s += missing_s
+            self.gap_after_s += missing_s if self.lead_s is not None else 0.0
         known = bytes(self.pcm[at : at + len(data)])
         self.num_conflicts += at > len(self.pcm) or known != data[: len(known)]
         self.pcm += data[len(known) :]
@@ -101,6 +111,8 @@ async def speak_whole(url: str, settings: ev.NativeSpeechSettings, text: str) ->
 def report(listeners: Sequence[Listener], whole: bytes) -> dict[str, object]:
     lengths = [(len(one.pcm) - len(whole)) // 2 for one in listeners]
     back_ms = [ms for one in listeners for ms in one.back_ms]
+    present = [one for one in listeners if one.lead_s is not None]
+    others = [one for one in present if not one.back_ms]
     return {
         "replies": dict(Counter(" ".join(one.statuses) for one in listeners)),
         "lost_samples": sum(max(0, -length) for length in lengths),
@@ -110,6 +122,10 @@ def report(listeners: Sequence[Listener], whole: bytes) -> dict[str, object]:
         "replies_with_gaps": sum(one.gap_s > 0 for one in listeners),
         "longest_gap_ms": round(1_000 * max(one.gap_s for one in listeners), 1),
         "late_packets": sum(one.num_late for one in listeners),
+        "lead_ms_at_event": percentiles([1_000 * one.lead_s for one in present if one.lead_s is not None], (0, 50)),
+        "gaps_after_event": gaps_after(present),
+        "gaps_after_event_of_others": gaps_after(others),
+        "gaps_after_event_with_lead": gaps_after([one for one in present if (one.lead_s or 0) >= ENOUGH_LEAD_S]),
         "refused": dict(Counter(code for one in listeners for code in one.refusals)),
         "resynced": sum(bool(one.back_ms) for one in listeners),
         "back_ms": percentiles(back_ms),
@@ -123,5 +139,11 @@ def difference(pcm: bytes | bytearray, whole: bytes) -> int:
     return int(np.abs(mine - other).max(initial=0))
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    return {f"p{q}": round(float(np.percentile(values, q)), 1) for q in (50, 95, 100)} if values else {}
+def gaps_after(listeners: Sequence[Listener]) -> dict[str, object]:
+    longest_s = max((one.gap_after_s for one in listeners), default=0.0)
+    num_gaps = sum(one.gap_after_s > 0 for one in listeners)
+    return {"replies": len(listeners), "with_gaps": num_gaps, "longest_ms": round(1_000 * longest_s, 1)}
+
+
+def percentiles(values: Sequence[float], wanted: Sequence[int] = (50, 95, 100)) -> dict[str, float]:
+    return {f"p{q}": round(float(np.percentile(values, q)), 1) for q in wanted} if values else {}

@@ -56,12 +56,13 @@ def free_port(free_ports: Callable[[int], list[int]]) -> int:
 class GatewayProcess:
     """A process of its own."""
 
-    def __init__(self, name: str, num_slots: int = 64, **settings: object) -> None:
+    def __init__(self, name: str, num_slots: int = 64, chunk_frames: int = 1, **settings: object) -> None:
         """``settings`` have two underscores for the dot."""
         self.name = name
         values = {"listen__port": 0, "listen__drain_timeout_s": 60} | settings
         flags = [f"{setting.replace('__', '.')}={value}" for setting, value in values.items()]
-        arguments = ("--slots", str(num_slots), *(text for flag in flags for text in ("--set", flag)))
+        engine = ("--slots", str(num_slots), "--chunk-frames", str(chunk_frames))
+        arguments = (*engine, *(text for flag in flags for text in ("--set", flag)))
         self.process = start_fake(FAKE_GATEWAY_MODULE, *arguments)
         self.url = wire_address(self.process.stdout)
         self.port = int(self.url.rpartition(":")[2].partition("/")[0])

@@ -17,6 +17,7 @@ ENGINE_SETTINGS = ("engine.",)
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--chunk-frames", type=int, default=1)
     parser.add_argument("--set", action="append", default=[])
     args = parser.parse_args()
     settings = dict(item.split("=", 1) for item in args.set)
@@ -26,7 +27,8 @@ def main() -> None:
         {"speech.aligner": "even"}
         | {name: value for name, value in settings.items() if not name.startswith(ENGINE_SETTINGS)}
     )
-    app = create_app(config, FakeSpeechEngine(FakeScript(), info=BASE_INFO, num_slots=args.slots))
+    script = FakeScript(chunk_frames=args.chunk_frames)
+    app = create_app(config, FakeSpeechEngine(script, info=BASE_INFO, num_slots=args.slots))
 
     def announce(ports) -> None:
         print(f"wire ws://{config.listen.host}:{ports.main}/v1/speech", flush=True)
