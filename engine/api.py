@@ -356,6 +356,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
     mel_per_code: int = 0
     # Whether a voice may have codes without a transcript.
     transcript_optional: bool = False
+    # Whether text may hold phonemes of CMU's dictionary in brackets: ``[T][AH0]``.
+    reads_phonemes: bool = False
     # Least and most of numbers in ``SamplingParams`` that this model takes less of than ``SAMPLING_RANGES`` says.
     sampling_limits: dict[str, tuple[float, float]] = {}
     # Of ``SamplingParams`` and ``SpeechRequest``, without a meaning here: a request that sets one is refused.

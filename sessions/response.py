@@ -122,7 +122,7 @@ class Response:
             normalize,
             SegmenterSettings(max_segment_tokens=info.max_text_tokens),
             DeadAirRule(enabled=settings.avoid_dead_air),
-            create_parser(settings, styles),
+            create_parser(settings, styles, info.reads_phonemes),
             replay.cuts if replay else (),
         )
         self._totals = ResponseTotals(ResponseTimes(now_s()))

@@ -36,11 +36,12 @@ class StyleResolver:
     @property
     def context(self) -> MarkupContext:
         return MarkupContext(
-            self._settings.language,
-            self._find_voice,
-            self._find_language,
-            self._takes_emotion,
-            self._settings.speakers,
+            language=self._settings.language,
+            has_voice=self._find_voice,
+            find_language=self._find_language,
+            takes_emotion=self._takes_emotion,
+            reads_phonemes=self._services.engine.info.reads_phonemes,
+            speakers=self._settings.speakers,
         )
 
     def settings_for(self, style: SpeechStyle) -> SpeechSettings:
@@ -100,12 +101,14 @@ def resolve_speakers(settings: SpeechSettings, key: str, services: SessionServic
     return by_voice
 
 
-def create_parser(settings: SpeechSettings, styles: StyleResolver | None) -> MarkupParser | None:
+def create_parser(settings: SpeechSettings, styles: StyleResolver | None, reads_phonemes: bool) -> MarkupParser | None:
     """Return what reads the text before it is normalized; ``None`` if nothing is to be read."""
     if styles is None and not settings.lexicons:
         return None
     parser = SsmlParser(None if styles is None else styles.context, create_tokenizer(settings))
-    return LexiconReader(parser, settings.lexicons, settings.language) if settings.lexicons else parser
+    if not settings.lexicons:
+        return parser
+    return LexiconReader(parser, settings.lexicons, settings.language, reads_phonemes)
 
 
 def create_tokenizer(settings: SpeechSettings) -> TagTokenizer:

@@ -154,6 +154,7 @@ class ModelCapabilities:
     mel_bins: int = 0
     mel_per_code: int = 0
     transcript_optional: bool = False
+    reads_phonemes: bool = False
     # Of one request, where the model has a limit of its own.
     max_text_tokens: int | None = None
     sampling_limits: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from sessions import response as response_module
 from sessions import styles
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.silence_trimmer import MARGIN_MS, MAX_TRIM_MS, SilenceTrimmer
 from sessions.audio.speech_shaper import SpeechShaper
 from sessions.audio_track import JOIN_MS
@@ -380,7 +382,7 @@ async def test_text_without_markup_costs_no_parser(
     text = "a <break/> b &amp; <nope>c"
     reading = await say(registry, text, BURST)
     assert not made
-    assert styles.create_parser(BURST, None) is None
+    assert styles.create_parser(BURST, None, reads_phonemes=False) is None
     assert [request.text for request in engine.requests] == [text]
     assert reading.done.heard.text == text
 
@@ -456,3 +458,18 @@ async def test_marks_and_warnings_are_sent_again_after_a_lost_connection(registr
     kinds = [event for event in before if isinstance(event, MarkReached | MarkupWarned)]
     assert len(kinds) == 2
     assert [event for event in after if isinstance(event, MarkReached | MarkupWarned)] == kinds
+
+
+@pytest.mark.parametrize("reads_phonemes", [False, True])
+async def test_phonemes_reach_the_engine_as_its_model_reads_them(engine: RecordingEngine, reads_phonemes: bool):
+    engine._info = msgspec.structs.replace(engine.info, reads_phonemes=reads_phonemes)
+    registry = SessionRegistry(engine, LIMITS, make_aligner=UniformAligner)
+    lexicon = Lexicon.from_entries([LexiconEntry(text="gif", phoneme="dʒɪf")])
+    text = 'A gif of a <phoneme alphabet="cmu" ph="K AE1 T">dog</phoneme>.'
+    reading = await say(registry, text, replace(SSML, lexicons=(lexicon,), word_times=True))
+    plain = await say(registry, "A gif.", replace(BURST, lexicons=(lexicon,)))
+    await registry.aclose()
+    jif, cat = ("[JH][IH1][F]", "[K][AE1][T]") if reads_phonemes else ("jif", "katt")
+    assert [request.text for request in engine.requests] == [f"A {jif} of a {cat}.", f"A {jif}."]
+    assert [word for word, _, _ in words_of(reading)] == ["A", "gif", "of", "a", "dog"]
+    assert plain.done.heard.text == "A gif."

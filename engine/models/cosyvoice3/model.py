@@ -115,6 +115,7 @@ class CosyVoice3:
             mel_bins=flow.dit.mel_bins,
             mel_per_code=flow.token_mel_ratio,
             transcript_optional=True,
+            reads_phonemes=self.settings.parse_control_tags,
             max_text_tokens=self.settings.max_text_tokens,
             sampling_limits=SAMPLING_LIMITS,
             refused_fields=REFUSED_FIELDS,

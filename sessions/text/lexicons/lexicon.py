@@ -15,7 +15,7 @@ import msgspec
 from engine.api import InvalidRequest
 from sessions.languages import CODES, is_english
 from sessions.text.phonemes.alphabets import read_phonemes
-from sessions.text.phonemes.respelling import respell
+from sessions.text.phonemes.respelling import SpelledPhonemes
 
 MAX_ENTRIES = 10_000
 MAX_WRITTEN_CHARS = 100
@@ -47,10 +47,13 @@ class LexiconEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True, slots=True)
 class LexiconMatch:
-    """The tokens from the first up to ``end`` are spoken as ``alias``."""
+    """The tokens from the first up to ``end`` are spoken as ``spoken``."""
 
     end: int
-    alias: str
+    spoken: str | SpelledPhonemes
+
+    def text_for(self, reads_phonemes: bool) -> str:
+        return self.spoken if isinstance(self.spoken, str) else self.spoken.text_for(reads_phonemes)
 
 
 class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +63,8 @@ class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
     language: str = ""
     num_entries: int = 0
     # Spoken by written form, with one space between words; without case where the entry says so.
-    exact: dict[str, str] = {}
-    folded: dict[str, str] = {}
+    exact: dict[str, str | SpelledPhonemes] = {}
+    folded: dict[str, str | SpelledPhonemes] = {}
     # What a longer entry begins with.
     prefixes: set[str] = set()
     folded_prefixes: set[str] = set()
@@ -76,18 +79,18 @@ class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
             found = f"the lexicon has {len(entries)} entries"
             raise InvalidRequest(f"{found}, at most {MAX_ENTRIES} are allowed", "entries")
         code = code_of(language)
-        spoken = [(entry, _alias_of(entry, number, code)) for number, entry in enumerate(entries, 1)]
+        forms = [(entry, _spoken_form(entry, number, code)) for number, entry in enumerate(entries, 1)]
         lexicon = cls(
             language=code,
-            num_entries=sum(alias is not None for _, alias in spoken),
+            num_entries=sum(spoken is not None for _, spoken in forms),
             exact={},
             folded={},
             prefixes=set(),
             folded_prefixes=set(),
         )
-        for entry, alias in spoken:
-            if alias is not None:
-                lexicon._add(entry, alias)
+        for entry, spoken in forms:
+            if spoken is not None:
+                lexicon._add(entry, spoken)
         return lexicon
 
     def fold(self, text: str) -> str:
@@ -113,36 +116,36 @@ class Lexicon(msgspec.Struct, frozen=True, kw_only=True):
                 return False
             exact += token
             folded += self.fold(token)
-            alias = self.exact.get(exact) or self.folded.get(folded)
-            if alias is not None:
-                found = LexiconMatch(index + 1, alias)
+            spoken = self.exact.get(exact) or self.folded.get(folded)
+            if spoken is not None:
+                found = LexiconMatch(index + 1, spoken)
             if exact not in self.prefixes and folded not in self.folded_prefixes:
                 return found
         return found if is_complete else False
 
-    def _add(self, entry: LexiconEntry, alias: str) -> None:
+    def _add(self, entry: LexiconEntry, spoken: str | SpelledPhonemes) -> None:
         written = " ".join(entry.text.split())
-        aliases, prefixes = (self.exact, self.prefixes) if entry.match_case else (self.folded, self.folded_prefixes)
+        forms, prefixes = (self.exact, self.prefixes) if entry.match_case else (self.folded, self.folded_prefixes)
         tokens = TOKEN.findall(written) if entry.match_case else [self.fold(token) for token in TOKEN.findall(written)]
-        aliases.setdefault("".join(tokens), alias)
+        forms.setdefault("".join(tokens), spoken)
         for end in range(1, len(tokens)):
             prefixes.add("".join(tokens[:end]))
 
 
-def _alias_of(entry: LexiconEntry, number: int, language: str) -> str | None:
-    """Return what is spoken, in letters; ``None`` for phonemes that cannot be read. Raises ``InvalidRequest``."""
-    spoken = "alias" if entry.alias or not entry.phoneme else "phoneme"
+def _spoken_form(entry: LexiconEntry, number: int, language: str) -> str | SpelledPhonemes | None:
+    """Return the alias or the phonemes; ``None`` for phonemes that cannot be read. Raises ``InvalidRequest``."""
+    kind = "alias" if entry.alias or not entry.phoneme else "phoneme"
     if entry.alias and entry.phoneme:
         raise InvalidRequest(f"entry {number} has both alias and phoneme", "entries.phoneme")
-    for field, limit in (("text", MAX_WRITTEN_CHARS), (spoken, MAX_ALIAS_CHARS)):
+    for field, limit in (("text", MAX_WRITTEN_CHARS), (kind, MAX_ALIAS_CHARS)):
         value: str = getattr(entry, field)
         if not (value.strip() and len(value) <= limit):
             found = f"{field} of entry {number} has {len(value.strip()) and len(value)} characters"
             raise InvalidRequest(f"{found}, 1 to {limit} are allowed", f"entries.{field}")
-    if spoken == "alias":
+    if kind == "alias":
         return entry.alias
     phonemes = read_phonemes(entry.phoneme, entry.alphabet) if is_english(language or "auto") else None
-    return None if phonemes is None else respell(phonemes)
+    return None if phonemes is None else SpelledPhonemes.from_phonemes(phonemes)
 
 
 def code_of(language: str) -> str:

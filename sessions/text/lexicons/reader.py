@@ -36,10 +36,14 @@ class MarkupParser(Protocol):
 class LexiconReader:
     """Looks up the text of a parser. Breaks, marks and changes of style end a phrase."""
 
-    def __init__(self, parser: MarkupParser, lexicons: Sequence[Lexicon], language: str) -> None:
+    def __init__(
+        self, parser: MarkupParser, lexicons: Sequence[Lexicon], language: str, reads_phonemes: bool = False
+    ) -> None:
         self._parser = parser
         self._lexicons = lexicons
         self._language = language
+        # Whether the model does, in brackets.
+        self._reads_phonemes = reads_phonemes
         self._active = [lexicon for lexicon in lexicons if lexicon.applies_to(language)]
         self._held = EMPTY
         # In a word that is too long to be looked up.
@@ -88,7 +92,7 @@ class LexiconReader:
             if match is False:
                 break
             end = match.end if isinstance(match, LexiconMatch) else index + 1
-            alias = match.alias if isinstance(match, LexiconMatch) else None
+            alias = match.text_for(self._reads_phonemes) if isinstance(match, LexiconMatch) else None
             start, place = place, place + sum(map(len, tokens[index:end]))
             index = end
             if alias is None and aliases and aliases[-1] is None:

@@ -6,6 +6,7 @@ The spelling of a rime was chosen by measurement (docs/experiments/phonemes.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sessions.text.phonemes.alphabets import VOWELS
 
@@ -61,6 +62,23 @@ _RIMES = {
         "M+Z=oomz N+Z=oonz L+Z=oolz",
     }.items()
 }
+
+
+class SpelledPhonemes(NamedTuple):
+    """Phonemes as text of a request."""
+
+    # For models that read letters alone.
+    letters: str
+    # For those of ``EngineInfo.reads_phonemes``.
+    inline: str
+
+    @classmethod
+    def from_phonemes(cls, phonemes: Sequence[str]) -> SpelledPhonemes:
+        """Spell phonemes of CMU's dictionary."""
+        return cls(respell(phonemes), "".join(f"[{phoneme}]" for phoneme in phonemes))
+
+    def text_for(self, reads_phonemes: bool) -> str:
+        return self.inline if reads_phonemes else self.letters
 
 
 def respell(phonemes: Sequence[str]) -> str:

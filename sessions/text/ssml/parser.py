@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from sessions.languages import is_english
 from sessions.text.phonemes.alphabets import DEFAULT_ALPHABET, read_phonemes
-from sessions.text.phonemes.respelling import respell
+from sessions.text.phonemes.respelling import SpelledPhonemes
 from sessions.text.ssml.say_as import INTERPRETATIONS, say_as
 from sessions.text.ssml.style import (
     BREAK_STRENGTHS_MS,
@@ -108,6 +108,8 @@ class MarkupContext:
     find_language: Callable[[str], str | None] = lambda name: None
     # Returns whether the checkpoint follows this ``SpeechStyle.emotion``.
     takes_emotion: Callable[[str], bool] = lambda emotion: False
+    # Whether the checkpoint reads phonemes in brackets.
+    reads_phonemes: bool = False
     # Voices by the labels of their lines.
     speakers: Mapping[str, str] = field(default_factory=dict)
 
@@ -339,7 +341,7 @@ class SsmlParser:
         given = tag.attributes.get(_FORMS.get(tag.name, ""), "characters" if tag.name == "spell" else None)
         alias = interpret_as = None
         if given is not None and tag.name == "phoneme":
-            alias = self._respell(given, tag.attributes.get("alphabet", DEFAULT_ALPHABET))
+            alias = self._spell(given, tag.attributes.get("alphabet", DEFAULT_ALPHABET))
         elif given is not None and tag.name == "sub":
             alias = given
         elif given is not None and given.strip().lower() in INTERPRETATIONS:
@@ -351,9 +353,11 @@ class SsmlParser:
         else:
             self._rewriting = _Rewriting(tag, tag.raw_end, tag.raw_end, alias=alias, interpret_as=interpret_as or "")
 
-    def _respell(self, written: str, alphabet: str) -> str | None:
+    def _spell(self, written: str, alphabet: str) -> str | None:
         phonemes = read_phonemes(written, alphabet) if self._is_english else None
-        return None if phonemes is None else respell(phonemes)
+        if phonemes is None:
+            return None
+        return SpelledPhonemes.from_phonemes(phonemes).text_for(self._context.reads_phonemes)
 
     @property
     def _is_english(self) -> bool:

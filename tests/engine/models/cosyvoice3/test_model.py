@@ -167,6 +167,7 @@ def test_model_description_has_its_facts(loaded: LoadedCheckpoint) -> None:
     assert (info.embedding_size, info.num_codebooks, info.codebook_size, info.mel_bins) == (192, 1, 6561, 80)
     assert info.max_text_tokens == 200
     assert info.takes_instruct
+    assert info.reads_phonemes
     assert info.can_clone
     assert not info.can_encode, "there are no ONNX files in this folder"
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from engine.errors import CheckpointError
 from engine.models.cosyvoice3.tokenizer import ASSISTANT, CONTROLS, END_OF_PROMPT, SPECIAL_TOKENS, CosyTokenizer
 from engine.text.nfc import WHITE_SPACE
+from sessions.text.phonemes.alphabets import CONSONANTS, VOWELS, read_phonemes
+from sessions.text.phonemes.respelling import SpelledPhonemes
 from tests.engine.splits import cuts_of
 
 TEXT_ROWS = 151_936
@@ -50,6 +52,14 @@ def test_ids_are_those_of_transformers(tokenizer: CosyTokenizer, official: Any) 
     assert tokenizer.encode_text(text) == [
         tokenizer.special_ids.get(content, i) for i, content in zip(theirs, contents, strict=True)
     ]
+
+
+def test_all_phonemes_that_lexicons_give_are_read(tokenizer: CosyTokenizer) -> None:
+    symbols = [*CONSONANTS, *(f"{vowel}{stress}" for vowel in VOWELS for stress in "012")]
+    for symbol in symbols:
+        phonemes = read_phonemes(symbol, "cmu")
+        text = SpelledPhonemes.from_phonemes([symbol] if phonemes is None else phonemes).text_for(reads_phonemes=True)
+        assert tokenizer.encode_text(text) == [tokenizer.special_ids[text]]
 
 
 def test_the_usual_instruction(tokenizer: CosyTokenizer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,5 +166,14 @@ def test_lexicon_has_at_most_so_many_entries():
 def test_phonemes_are_spelled_in_letters_for_english_alone():
     entries = [LexiconEntry(text="gif", phoneme="dʒɪf"), LexiconEntry(text="snow", phoneme="☃")]
     lexicon = Lexicon.from_entries(entries, "en-US")
-    assert (lexicon.folded, lexicon.num_entries) == ({"gif": "jif"}, 1)
+    assert (lexicon.folded, lexicon.num_entries) == ({"gif": ("jif", "[JH][IH1][F]")}, 1)
     assert Lexicon.from_entries(entries, "de").num_entries == 0
+
+
+@pytest.mark.parametrize(("reads_phonemes", "expected"), [(False, "A jif."), (True, "A [JH][IH1][F].")])
+def test_phonemes_are_as_given_for_models_that_read_them(reads_phonemes: bool, expected: str):
+    lexicon = Lexicon.from_entries([LexiconEntry(text="gif", phoneme="dʒɪf")])
+    stored = msgspec.json.decode(msgspec.json.encode(lexicon), type=Lexicon)
+    reader = LexiconReader(SsmlParser(tokenizer=PlainTokenizer()), [stored], "en", reads_phonemes)
+    items = [*reader.push("A GIF."), *reader.finish()]
+    assert "".join(item.text for item in items if isinstance(item, TextToken)) == expected
