@@ -64,6 +64,8 @@ BOMB = '<!DOCTYPE lexicon [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><lexicon>&b;<
         ("<lexicon><lexeme></lexicon>", "not well-formed XML: mismatched tag"),
         ("<speak/>", "the root of the XML is not lexicon"),
         ("<lexicon>&nope;</lexicon>", "not well-formed XML"),
+        ("<lexicon>" + "<a>" * 300_000, "not well-formed XML"),
+        ("<lexicon " + " ".join(f'a{n}="{n}"' for n in range(70_000)) + ">", "not well-formed XML"),
         ("not a lexicon", "neither PLS nor TOML"),
         ('{"entries": 1}', "neither PLS nor JSON"),
         ('{"entries": {}, "more": 1}', "more"),

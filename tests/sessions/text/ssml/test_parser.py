@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from sessions.text.ssml.parser import (
     MAX_DEPTH,
+    MAX_EMOTION_CHARS,
     MAX_MARK_NAME_CHARS,
     MAX_MARKS,
     MAX_SAY_AS_CHARS,
+    MAX_VOICE_NAMES,
     MAX_WARNINGS,
     BreakItem,
     MarkItem,
+    MarkupContext,
     MarkupItem,
     SsmlParser,
     StyleItem,
@@ -32,11 +35,19 @@ from sessions.text.ssml.style import (
     parse_rate,
     parse_volume_db,
 )
-from sessions.text.ssml.tokens import MAX_TAG_CHARS, HiddenToken, MarkupWarning, TextToken, WarningCode
+from sessions.text.ssml.tokens import (
+    MAX_NAME_CHARS,
+    MAX_TAG_CHARS,
+    HiddenToken,
+    MarkupWarning,
+    TextToken,
+    WarningCode,
+)
 from tests.sessions.text.ssml.documents import CONTEXT, documents, random_document
+from tests.sessions.text.ssml.fuzz import check_documents
 
-# Documents of the fuzz test; `python -m tests.sessions.text.ssml.fuzz` takes any number.
-NUM_FUZZED = 40_000
+# Documents of the fuzz tests; `python -m tests.sessions.text.ssml.fuzz` takes any number.
+NUM_FUZZED, NUM_FUZZED_SLOW = 1_000, 200_000
 
 
 def parse(pieces: Iterable[str]) -> list[MarkupItem]:
@@ -111,6 +122,13 @@ def test_fuzzed_documents_are_read_without_an_error():
         document = random_document(source, max_pieces=6)
         spoken = "".join(item.text for item in parse([document]) if isinstance(item, TextToken))
         assert "<speak" not in spoken or "CDATA" in document, document
+    assert check_documents(NUM_FUZZED, seed=7)["lexicons"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_many_fuzzed_documents_are_read_without_an_error():
+    check_documents(NUM_FUZZED_SLOW, seed=8)
 
 
 @given(st.text(st.characters(exclude_characters="<&", exclude_categories=["Cs"])))
@@ -172,6 +190,8 @@ def test_broken_tag_is_told_and_loses_no_text_behind_it(document: str, spoken: s
         ('<lang xml:lang="xx">a</lang>', (WarningCode.UNKNOWN_LANGUAGE, "lang")),
         ('<emotion value="sad"/>a', (WarningCode.NO_EFFECT, "emotion")),
         ('<speed ratio="quick"/>a', (WarningCode.INVALID_ATTRIBUTE, "speed")),
+        (f'<emotion value="{"a" * (MAX_EMOTION_CHARS + 1)}"/>a', (WarningCode.INVALID_ATTRIBUTE, "emotion")),
+        (f"<{'n' * (MAX_NAME_CHARS + 1)}>a", (WarningCode.BROKEN, "n" * MAX_NAME_CHARS)),
         ("<lang>a</lang>", (WarningCode.INVALID_ATTRIBUTE, "lang")),
         ('<break time="soon"/>', (WarningCode.INVALID_ATTRIBUTE, "break")),
         ('<break time="11s"/>', (WarningCode.OUT_OF_RANGE, "break")),
@@ -200,6 +220,30 @@ def test_warnings_are_few_and_hold_no_text():
     warnings = [item for item in parse([document]) if isinstance(item, MarkupWarning)]
     assert len(warnings) == MAX_WARNINGS
     assert all("hidden" not in repr(item) and "word" not in repr(item) for item in warnings)
+
+
+def test_names_of_voices_are_looked_up_once_and_few():
+    names: list[str] = []
+    parser = SsmlParser(MarkupContext(has_voice=lambda name: not names.append(name)))
+    document = "".join(f'<voice name="v{number}">a</voice>' for number in range(MAX_VOICE_NAMES + 2))
+    items = [*parser.push(document * 2), *parser.finish()]
+    voices = {item.style.voice for item in items if isinstance(item, StyleItem)} - {None}
+    assert names == [f"v{number}" for number in range(MAX_VOICE_NAMES)]
+    assert voices == set(names)
+    assert WarningCode.UNKNOWN_VOICE in [item.code for item in items if isinstance(item, MarkupWarning)]
+
+
+def test_nothing_that_markup_names_is_opened(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something is opened")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("socket.socket", refuse)
+    document = (
+        '<?xml-stylesheet href="http://x/y"?><!DOCTYPE a SYSTEM "file:///etc/passwd" [<!ENTITY b SYSTEM "http://x/y">]>'
+        '<audio src="file:///etc/passwd">A</audio><lexicon uri="http://x/y"/><meta src="http://x"/>&b;'
+    )
+    assert text_of(document) == "A"
 
 
 def test_styles_nest_and_end_with_their_element():
