@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from realtime.commands.startup import WRONG_SETTINGS, StartupProgress, add_setting_arguments, collect_settings
-from realtime.config import ConfigError, ServerConfig, allowed, load_config, parse_address, settings
+from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
 from realtime.engine_factory import has_gpu_engine
+from realtime.integration_config import parse_address
 from realtime.logs import configure_logs
 from realtime.transports.http_routes import page_folder
 from realtime.transports.listening_sockets import Ports
