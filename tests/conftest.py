@@ -36,7 +36,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os
 
 
 def pytest_configure() -> None:
-    """Write bytecode, or each of a hundred processes compiles all of our modules again."""
+    """Write bytecode, or each of a hundred processes compiles all modules of the tree again."""
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -51,7 +51,7 @@ class Resampler:
         return self._emit(pcm, self._ready_until(self._num_in))
 
     def num_ready(self, num_samples: int) -> int:
-        """Return how many samples ``push`` of so many returns."""
+        """Return the number of samples that ``push`` of ``num_samples`` returns."""
         if self._up == self._down:
             return num_samples
         return max(self._ready_until(self._num_in + num_samples) - self._num_out, 0)
@@ -76,7 +76,7 @@ class Resampler:
         return out
 
     def _ready_until(self, num_in: int) -> int:
-        """Outputs of which so many inputs have all: output k sits at input k * down / up."""
+        """Return the outputs whose inputs are among the first ``num_in``: output k sits at input k * down / up."""
         last_center = num_in - 1 - self.delay_samples
         return max(((last_center + 1) * self._up - 1) // self._down + 1, 0)
 
