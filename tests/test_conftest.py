@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+
 import pytest
+
+from tests.realtime.server_process import FAKE_GATEWAY_MODULE, server, start_fake
 
 CONFTEST = """
 from tests.conftest import no_task_left, nothing_left_running, pytest_asyncio_loop_factories
@@ -80,3 +85,17 @@ def test_thread_left_running_fails_its_test(project, monkeypatch):
     result = project.runpytest_inprocess()
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines(["*threads left running: voicewire engine*"])
+
+
+def test_forked_process_reports_its_end_like_a_child():
+    failing = start_fake(FAKE_GATEWAY_MODULE, "--slots", "many", stderr=subprocess.PIPE)
+    output, errors = failing.communicate()
+    assert (output, failing.returncode) == (b"", 2)
+    assert b"--slots: invalid int value: 'many'" in errors
+    with server() as running:
+        process = running.process
+        assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.01)
+    assert process.returncode == -signal.SIGKILL
+    process.kill()  # no other process that has its number now
