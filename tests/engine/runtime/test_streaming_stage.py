@@ -300,7 +300,7 @@ def decode(codec: CodecDecoder, frames: list[list[int]], piece: int) -> Pcm:
     return np.concatenate([chunk.pcm for chunk in chunks])
 
 
-@pytest.mark.parametrize("piece", [1, 2, 4])
+@pytest.mark.parametrize("piece", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_speech_in_pieces_has_no_seams(voice: CodecDecoder, spoken_frames: list[list[int]], piece: int) -> None:
     starts = range(0, len(spoken_frames), piece)
     seams, rate = [start * voice.config.frame_samples for start in starts[1:]], voice.config.sample_rate

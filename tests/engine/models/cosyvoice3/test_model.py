@@ -178,7 +178,7 @@ def test_more_than_200_text_tokens_are_refused_alone(bench: EngineHarness) -> No
     live = speak(bench, text="", text_closed=False)
     for _ in range(3):
         bench.push_text(live, "12345678 " * 10)
-        bench.run()
+        bench.step()
     bench.run()
     for refused in (row, live):
         code, message = told(bench, refused)

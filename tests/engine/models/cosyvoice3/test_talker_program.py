@@ -63,7 +63,7 @@ def test_whole_and_live_texts_with_and_without_a_voice(both: tuple[LoadedCheckpo
         for number, sampling in enumerate(SAMPLINGS):
             voice = cloned(17 + number, with_transcript=number > 1) if number % 2 else None
             text, layout = TEXT[: 6 * number + 9], (TextLayout.FULL, TextLayout.STREAMING)[number // 2]
-            row = bench.submit(text=text[:5], layout=layout, sampling=sampling, voice=voice)
+            row = bench.submit(text=text[:5], layout=layout, sampling=sampling, voice=voice, max_frames=32)
             bench.step()
             bench.engine.requests.push_text(row, text[5:])
             bench.engine.requests.end_input(row)
