@@ -294,7 +294,7 @@ MAX_SIZES = {
     "engine": Size(19_150, 113, 0),
     "sessions": Size(13_830, 120, 0),
     "realtime": Size(28_410, 176, 0),
-    "tests": Size(64_930, 375, 8),
+    "tests": Size(64_950, 375, 8),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
