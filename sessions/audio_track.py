@@ -187,6 +187,7 @@ class AudioTrack:
             self.num_engine_samples -= self._join_samples
         packets = [*await self._encode(rest)]
         packets += await self._encode_stretched(self._stretcher.flush())
+        self._begin_partial_packet()
         packets += await self._encode_resampled(self._resampler.flush())
         return [*packets, *await self._run(self._encoder.flush)]
 
@@ -238,12 +239,16 @@ class AudioTrack:
         """Mark and encode speech at its final rate of playback."""
         if self.num_samples + self._resampler.num_ready(pcm.size) <= self._num_dropped_samples:
             return self._skip(pcm)
-        if self._num_dropped_samples:  # the packet that has begun
-            self._encoder.push(np.zeros(self.num_samples % self._packet_samples, np.float32))
-            self._num_dropped_samples = 0
+        self._begin_partial_packet()
         if self._embedder is not None:
             pcm = self._embedder.push(pcm)
         return await self._encode_resampled(self._resampler.push(pcm))
+
+    def _begin_partial_packet(self) -> None:
+        """Begin the first packet behind what is dropped, with silence for its part of that."""
+        if self._num_dropped_samples:
+            self._encoder.push(np.zeros(self.num_samples % self._packet_samples, np.float32))
+            self._num_dropped_samples = 0
 
     def _skip(self, pcm: Pcm) -> Sequence[AudioPacket]:
         """Go on behind speech that is dropped, without making it."""

@@ -179,6 +179,17 @@ async def test_cut_reply_goes_on_with_the_same_samples(seed: int) -> None:
     assert not whole.checkpoints
 
 
+@pytest.mark.parametrize("audio", FORMATS, ids=str)
+async def test_reply_of_which_only_the_end_is_unknown_ends(audio: AudioFormat) -> None:
+    settings = SpeechSettings(format=audio, lead_ms=None, checkpoints=True)
+    writer, client = Writer([(0.0, "one two three. ")]), ReplayClient()
+    record = await DyingGateway(settings).speak(writer)
+    client.receive(record, len(record.events) - 1)
+    again = await DyingGateway(settings).speak(writer, client.replay())
+    assert again.done.status is ResponseStatus.COMPLETED
+    assert again.done.audio_samples == record.done.audio_samples <= client.num_samples
+
+
 @pytest.mark.parametrize("encoding", [Encoding.PCM_S16LE, Encoding.OPUS])
 async def test_received_and_heard_audio_count_after_the_cut(encoding: Encoding) -> None:
     """The lead is kept, and heard text follows the position of the listener."""
