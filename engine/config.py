@@ -70,12 +70,12 @@ MIN_REFERENCE_S = 1.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    # Maximum of rows in a talker step. On CUDA the default follows the device's memory: 32 to 512.
+    # Maximum of rows in a talker step. The default on CUDA, for Qwen3-TTS: a third of the slots, 32 to 512.
     max_batch_size: int = 32
-    # Maximum of requests that hold a decoder slot. On CUDA the default follows the device's memory: 64 to 1,536.
+    # Maximum of requests that hold a decoder slot. The default on CUDA, for Qwen3-TTS: 64 to 1,536, by free memory.
     max_running_requests: int = 64
-    # Replace both by what the device's memory usually holds; so on CUDA if neither is set.
-    sizes_by_memory: bool = False
+    # Which of both follow the memory that is free on the device; on CUDA those that are not set, for Qwen3-TTS.
+    sizes_by_memory: tuple[str, ...] = ()
     # Maximum of queued requests; more are refused with ``EngineOverloaded``.
     max_queued_requests: int = 256
     # The same for further segments of active replies, which queue even behind those.

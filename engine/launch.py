@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 CPU_LEAD_TICK_S = 0.08
 # There it has stock in hand when the server, on the same cores, has packets that are due.
 CPU_NICENESS = 5
+# Settings with a default that follows the memory of a GPU.
+SIZES = ("max_batch_size", "max_running_requests")
 FIRST_GPU = Path("/dev/nvidia0")
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 
@@ -178,7 +180,7 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
         raise InvalidRequest(f"unknown engine setting {unknown[0]!r}", unknown[0])
     usual: dict[str, Any] = {"lead_step_interval_s": CPU_LEAD_TICK_S, "process_nice": CPU_NICENESS}
     if cuda_is_visible(device):
-        usual = {"sizes_by_memory": not settings.keys() & {"max_batch_size", "max_running_requests"}}
+        usual = {"sizes_by_memory": [name for name in SIZES if name not in settings]}
     try:
         return msgspec.convert(usual | settings, EngineConfig)
     except msgspec.ValidationError as error:

@@ -36,8 +36,8 @@ CPU_THREADS = 1
 # Its own ``config.json`` is empty.
 COSYVOICE3_FILE = "cosyvoice3.yaml"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Rows and slots of Qwen3-TTS by the memory of a CUDA device in units of 2^30 bytes, beyond what weights, graphs and
-# their workspace use. More rows than the maximum make steps longer and hardly more speech.
+# Rows and slots of Qwen3-TTS by the free memory of a CUDA device in units of 2^30 bytes, beyond what weights, graphs
+# and their workspace use. More rows than the maximum make steps longer and hardly more speech.
 FIXED_GB = 12
 SLOTS_PER_GB = 16
 SLOTS = (64, 1_536)
@@ -149,12 +149,15 @@ def check_precision(config: EngineConfig, device: torch.device) -> None:
         )
 
 
-def size_by_memory(config: EngineConfig, family: str, memory_gb: float) -> EngineConfig:
-    """Return the configuration with the rows and slots that a CUDA device of this memory usually holds."""
+def size_by_memory(config: EngineConfig, family: str, free_gb: float) -> EngineConfig:
+    """Return the configuration with the rows and slots that a CUDA device with this free memory usually holds."""
     if not config.sizes_by_memory or family != "qwen3_tts":
         return config
-    num_slots = round(min(max(SLOTS_PER_GB * (memory_gb - FIXED_GB), SLOTS[0]), SLOTS[1]))
-    num_rows = min(max(num_slots // 3, ROWS[0]), ROWS[1])
+    num_slots, num_rows = config.max_running_requests, config.max_batch_size
+    if "max_running_requests" in config.sizes_by_memory:
+        num_slots = round(min(max(SLOTS_PER_GB * (free_gb - FIXED_GB), SLOTS[0]), SLOTS[1]))
+    if "max_batch_size" in config.sizes_by_memory:
+        num_rows = min(max(num_slots // 3, ROWS[0]), ROWS[1], config.fixed_batch_rows or ROWS[1])
     return msgspec.structs.replace(config, max_running_requests=num_slots, max_batch_size=num_rows)
 
 
@@ -216,7 +219,7 @@ def load_engine(
         decode_device = validate_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
     folder = resolve_folder(folder)
     if device.type == "cuda":
-        config = size_by_memory(config, _family(folder), torch.cuda.get_device_properties(device).total_memory / 2**30)
+        config = size_by_memory(config, _family(folder), torch.cuda.mem_get_info(device)[0] / 2**30)
     family = load_family(folder, config, device, dtype, decode_device)
     check_decode_device(config, family, device)
 

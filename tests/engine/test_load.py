@@ -185,14 +185,29 @@ def test_fp8_quantizes_layers_of_talker_and_predictor(tiny_folder: Path) -> None
     assert not isinstance(predictor.lm_head[0], QuantizedLinear)
 
 
+BOTH_SIZES = ("max_batch_size", "max_running_requests")
+
+
 @pytest.mark.parametrize(
-    ("memory_gb", "num_slots", "num_rows"), [(6, 64, 32), (23.6, 186, 62), (79.2, 1_075, 358), (139.8, 1_536, 512)]
+    ("free_gb", "given", "num_slots", "num_rows"),
+    [
+        (6, {}, 64, 32),
+        (23.6, {}, 186, 62),
+        (79.2, {}, 1_075, 358),
+        (139.8, {}, 1_536, 512),
+        (139.8, {"max_batch_size": 768}, 1_536, 768),
+        (139.8, {"max_running_requests": 300}, 300, 100),
+        (139.8, {"max_running_requests": 2_000, "max_batch_size": 64}, 2_000, 64),
+        (139.8, {"fixed_batch_rows": 64}, 1_536, 64),
+    ],
 )
-def test_rows_and_slots_follow_the_memory_of_a_gpu(memory_gb: float, num_slots: int, num_rows: int) -> None:
-    sized = size_by_memory(EngineConfig(sizes_by_memory=True), "qwen3_tts", memory_gb)
+def test_rows_and_slots_follow_the_free_memory_of_a_gpu(
+    free_gb: float, given: dict[str, int], num_slots: int, num_rows: int
+) -> None:
+    config = EngineConfig(sizes_by_memory=tuple(name for name in BOTH_SIZES if name not in given), **given)
+    sized = size_by_memory(config, "qwen3_tts", free_gb)
     assert (sized.max_running_requests, sized.max_batch_size) == (num_slots, num_rows)
-    for config, family in ((EngineConfig(), "qwen3_tts"), (EngineConfig(sizes_by_memory=True), "cosyvoice3")):
-        assert size_by_memory(config, family, memory_gb) is config
+    assert size_by_memory(config, "cosyvoice3", free_gb) is config
 
 
 def test_dtypes() -> None:

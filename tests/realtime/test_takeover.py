@@ -51,7 +51,8 @@ class EngineKiller:
             return Engine(model, guard(make_stage()), CONFIG)
 
         def load() -> LoadedCheckpoint:
-            return LoadedCheckpoint(build_engine_info(model, make_stage(), CONFIG, normalize_text=False), make)
+            info = build_engine_info(model, make_stage(), CONFIG, normalize_text=False)
+            return LoadedCheckpoint(info, make, CONFIG)
 
         return EngineClient(EngineThread(load, CONFIG))
 
