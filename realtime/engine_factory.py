@@ -29,11 +29,12 @@ def engine_options(config: ServerConfig) -> dict[str, Any]:
 
 
 def has_gpu_engine(config: ServerConfig) -> bool:
-    """Return whether the server starts an engine on a GPU, as far as that is known before PyTorch is loaded."""
+    """Return whether the server starts an engine process on a GPU, as far as is known before PyTorch is loaded."""
     from engine.launch import cuda_is_visible
 
     options = config.engine.options
-    return not config.engine.addresses and cuda_is_visible(str(options.get("device", "auto")))
+    is_process = not config.engine.addresses and options.get("process") is not False
+    return is_process and cuda_is_visible(str(options.get("device", "auto")))
 
 
 def make_engine(model: Path | None, **settings: Any) -> SpeechEngine:
@@ -54,7 +55,9 @@ def share_engine(config: ServerConfig) -> tuple[SpeechEngine, str]:
     """Create an engine in its own process for each device, not yet started, and the addresses for other processes."""
     from engine.launch import share_engine as make_shared_engine
 
-    return make_shared_engine(_model_folder(config), **engine_options(config))
+    options = engine_options(config)
+    options.pop("process", None)
+    return make_shared_engine(_model_folder(config), **options)
 
 
 def connect_engine(addresses: str, settings: EngineSettings) -> SpeechEngine:

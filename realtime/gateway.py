@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from realtime.app import create_app, serve
+from realtime.config import ConfigError
 from realtime.engine_factory import connect_engine
 from realtime.gateway_supervisor import GatewayPlan
 from realtime.logs import configure_logs
@@ -28,7 +29,10 @@ def main() -> None:
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewayPlan)
     configure_logs(plan.config.log)
     threading.Thread(target=exit_with_parent, name="voicewire parent watch", daemon=True).start()
-    asyncio.run(run_gateway(plan))
+    try:
+        asyncio.run(run_gateway(plan))
+    except ConfigError as error:
+        sys.exit(f"voicewire gateway: {error}")
 
 
 def exit_with_parent() -> None:

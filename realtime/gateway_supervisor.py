@@ -89,7 +89,9 @@ GATEWAY_COMMAND = (sys.executable, "-P", "-m", "realtime.gateway")
 def gateway_environment(metrics_folder: str) -> dict[str, str]:
     """Command with this ``realtime`` package first on the path, installed or in a source tree."""
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {MULTIPROCESS_FOLDER: metrics_folder, "PYTHONPATH": os.pathsep.join(paths)}
+    # NumPy would start a thread for each core in each gateway.
+    threads = {"OPENBLAS_NUM_THREADS": "1"} | os.environ
+    return threads | {MULTIPROCESS_FOLDER: metrics_folder, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class GatewayPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import resource
 import sys
@@ -42,6 +43,7 @@ FLAGS = {
 # The engine's process, and what else the machine does.
 RESERVED_CORES = 3
 MAX_AUTOMATIC_GATEWAYS = 16
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +79,18 @@ def with_gateways(config: ServerConfig) -> ServerConfig:
     ports = [config.listen.port, config.listen.tls_port]
     ports += [parse_address(text).port for text in (config.calls.audiosocket, config.wyoming.address) if text]
     is_single = 0 in ports or config.xiaozhi.mqtt is not None or not has_gpu_engine(config)
-    num_free = len(os.sched_getaffinity(0)) - RESERVED_CORES
+    num_free = available_cores() - RESERVED_CORES
     gateways = 1 if is_single else min(max(num_free, 1), MAX_AUTOMATIC_GATEWAYS)
     return msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, gateways=gateways))
+
+
+def available_cores() -> int:
+    """Return the cores that this process may use, by its affinity and the quota of its container."""
+    num_cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # no control groups, or no quota: ``max``
+        quota_us, period_us = map(int, CPU_QUOTA.read_text().split())
+        num_cores = min(num_cores, max(quota_us // period_us, 1))
+    return num_cores
 
 
 async def run_server(config: ServerConfig, on_ready: Callable[[Ports], None]) -> None:

@@ -23,7 +23,7 @@ from realtime import cli
 from realtime.cli import main
 from realtime.commands import doctor
 from realtime.commands.doctor import CheckResult, checkpoint, line, package, program
-from realtime.commands.serve import FLAGS, add_arguments, with_gateways
+from realtime.commands.serve import FLAGS, add_arguments, available_cores, with_gateways
 from realtime.commands.startup import collect_settings
 from realtime.config import ConfigError, load_config
 from tests.fakes.checkpoints import write_checkpoint
@@ -173,6 +173,7 @@ def test_server_prints_address_and_stops_in_order(tmp_path: Path) -> None:
         ({"listen.gateways": "4"}, 2, 4),
         ({"engine.options.device": "cpu"}, 16, 1),
         ({"engine.addresses": "127.0.0.1:9000"}, 16, 1),
+        ({"engine.options.process": "false"}, 16, 1),
         ({"listen.port": "0"}, 16, 1),
         ({"calls.audiosocket": "127.0.0.1:0"}, 16, 1),
         ({"xiaozhi.mqtt": "127.0.0.1:1883"}, 16, 1),
@@ -187,6 +188,17 @@ def test_gateways_follow_the_cores_beside_a_gpu(
     config = with_gateways(load_config(flags=flags))
     assert config.listen.gateways == num_gateways
     assert config.num_encoder_threads == (0 if num_gateways > 1 else 1)
+
+
+def test_gateways_keep_to_the_quota_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr("realtime.commands.serve.CPU_QUOTA", quota)
+    for text, num_cores in (("450000 100000\n", 4), ("50000 100000\n", 1), ("max 100000\n", 64)):
+        quota.write_text(text)
+        assert available_cores() == num_cores
+    quota.unlink()
+    assert available_cores() == 64
 
 
 def test_machine_without_a_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
