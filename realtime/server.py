@@ -322,6 +322,7 @@ def registry_limits(config: ServerConfig, num_keys: int) -> RegistryLimits:
     return replace(
         msgspec.convert(limits, RegistryLimits, from_attributes=True),
         max_sessions=limits.max_connections + limits.max_active_responses,
+        aligner_threads=1 if config.limits.encoder_threads is None else None,
         max_active_responses_per_key=key_share(
             limits.max_active_responses_per_key, limits.max_active_responses, num_keys
         ),

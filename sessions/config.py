@@ -194,6 +194,9 @@ class RegistryLimits:
     retry_after_ms: int = 1_000
     # Threads of the Opus encoders; 0 encodes on the event loop.
     encoder_threads: int = 1
+    # Threads that align speech for the heard text, which takes 5 ms for a second of it. ``None``: one, or none where
+    # encoders have none.
+    aligner_threads: int | None = None
     # Speech kept for alignment on demand, in megabytes; beyond it the oldest is aligned as more arrives, with 0 all
     # speech on arrival.
     max_alignment_backlog_mb: int = 512

@@ -71,7 +71,8 @@ class SessionRegistry:
         self.limits = limits or RegistryLimits()
         self._encoders = EncoderPool(self.limits.encoder_threads)
         make_aligner(WARM_UP_RATE)  # reads its weights before the first response needs them
-        self._aligners = EncoderPool(min(self.limits.encoder_threads, 1))
+        num_aligners = self.limits.aligner_threads
+        self._aligners = EncoderPool(min(self.limits.encoder_threads, 1) if num_aligners is None else num_aligners)
         max_unaligned_bytes = self.limits.max_alignment_backlog_mb * 2**20
         self._services = SessionServices(
             engine,
