@@ -38,7 +38,7 @@ from sessions.response_totals import ResponseTotals
 from sessions.session_services import SessionServices
 from sessions.speaking_queue import SpeakingQueue
 from sessions.stall_detector import StallDetector, StallSource
-from sessions.styles import StyleResolver, create_parser
+from sessions.styles import StyleResolver, create_parser, normalizes_text
 from sessions.text.dead_air import DeadAirRule
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text.ssml.parser import BreakItem, MarkItem
@@ -100,7 +100,6 @@ class Response:
         One with a ``replay`` makes again what its client knows, and emits what follows. The engine has no
         deadline for one in bulk."""
         info, limits = services.engine.info, services.limits
-        normalize = info.normalize_text if settings.normalize_text is None else settings.normalize_text
         styles = StyleResolver(settings, account.key, services) if settings.reads_markup else None
         self.response_id = response_id
         self.settings = settings
@@ -119,10 +118,10 @@ class Response:
         self._timeline = services.create_timeline(settings)
         self._text = TextTrack(
             self._timeline,
-            normalize,
+            normalizes_text(settings, info),
             SegmenterSettings(max_segment_tokens=info.max_text_tokens),
             DeadAirRule(enabled=settings.avoid_dead_air),
-            create_parser(settings, styles, info.reads_phonemes),
+            create_parser(settings, styles, info),
             replay.cuts if replay else (),
         )
         self._totals = ResponseTotals(ResponseTimes(now_s()))

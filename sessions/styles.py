@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.api import InvalidRequest, SpeechError, UnknownVoice
+from engine.api import EngineInfo, InvalidRequest, SpeechError, UnknownVoice
 from sessions.config import Markup, SpeechSettings
 from sessions.languages import known_language
 from sessions.session_services import SessionServices
@@ -40,7 +40,7 @@ class StyleResolver:
             has_voice=self._find_voice,
             find_language=self._find_language,
             takes_emotion=self._takes_emotion,
-            reads_phonemes=self._services.engine.info.reads_phonemes,
+            reads_phonemes=reads_phonemes(self._settings, self._services.engine.info),
             speakers=self._settings.speakers,
         )
 
@@ -101,14 +101,23 @@ def resolve_speakers(settings: SpeechSettings, key: str, services: SessionServic
     return by_voice
 
 
-def create_parser(settings: SpeechSettings, styles: StyleResolver | None, reads_phonemes: bool) -> MarkupParser | None:
+def normalizes_text(settings: SpeechSettings, info: EngineInfo) -> bool:
+    return info.normalize_text if settings.normalize_text is None else settings.normalize_text
+
+
+def reads_phonemes(settings: SpeechSettings, info: EngineInfo) -> bool:
+    """Return whether phonemes reach the model as they are; the normalizer would change them."""
+    return info.reads_phonemes and not normalizes_text(settings, info)
+
+
+def create_parser(settings: SpeechSettings, styles: StyleResolver | None, info: EngineInfo) -> MarkupParser | None:
     """Return what reads the text before it is normalized; ``None`` if nothing is to be read."""
     if styles is None and not settings.lexicons:
         return None
     parser = SsmlParser(None if styles is None else styles.context, create_tokenizer(settings))
     if not settings.lexicons:
         return parser
-    return LexiconReader(parser, settings.lexicons, settings.language, reads_phonemes)
+    return LexiconReader(parser, settings.lexicons, settings.language, reads_phonemes(settings, info))
 
 
 def create_tokenizer(settings: SpeechSettings) -> TagTokenizer:

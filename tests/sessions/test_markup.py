@@ -382,7 +382,7 @@ async def test_text_without_markup_costs_no_parser(
     text = "a <break/> b &amp; <nope>c"
     reading = await say(registry, text, BURST)
     assert not made
-    assert styles.create_parser(BURST, None, reads_phonemes=False) is None
+    assert styles.create_parser(BURST, None, engine.info) is None
     assert [request.text for request in engine.requests] == [text]
     assert reading.done.heard.text == text
 
