@@ -89,7 +89,8 @@ class OpenAIAgentSpeaker(OpenAISpeaker):
     def _answer(self, request: OpenAIResponseParams, options: model.SpeechOptions) -> Iterator[model.DialectCommand]:
         """Begin an answer; while transcripts are missing, the language model is not asked."""
         reply = self._begin(request, options)
-        reply.is_answering, reply.instructions = True, request.instructions or ""
+        reply.is_answering = reply.is_answer = True
+        reply.instructions = request.instructions or ""
         reply.pending_turns = set(self._spoken.pending)
         yield self._send("response.created", response=reply.to_object("in_progress"))
         if not reply.pending_turns:
@@ -121,6 +122,7 @@ class OpenAIAgentSpeaker(OpenAISpeaker):
         if reply.has_message:
             yield model.EndContext(reply.context)
         else:
+            yield agent_turns.StopAnswer(reply.context)
             yield from self._finish(reply, "completed" if error is None else "failed", None, error)
 
     def _begin_turn(self, event: agent_turns.CallerSpeechStarted) -> Iterator[model.DialectCommand]:

@@ -33,6 +33,8 @@ class OpenAIResponse:
     cancel_reason: str | None = None
     # Of an answer of the agent.
     is_answering: bool = False
+    # Begun by the language model of the server, whose turn ends with it.
+    is_answer: bool = False
     instructions: str = ""
     # Spoken turns whose transcripts it waits for, before the language model is asked.
     pending_turns: set[int] = field(default_factory=set)

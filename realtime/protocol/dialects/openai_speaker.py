@@ -104,8 +104,8 @@ class OpenAISpeaker(Dialect):
 
     def _stop(self, reply: OpenAIResponse, reason: str) -> Iterator[model.DialectCommand]:
         reply.cancel_reason = reason
-        if reply.is_answering:
-            reply.is_answering = False
+        reply.is_answering = False
+        if reply.is_answer:  # also once the model has finished: nothing may have sounded yet
             yield agent_turns.StopAnswer(reply.context)
         if reply.has_message:
             yield model.CancelContext(reply.context)
@@ -113,7 +113,7 @@ class OpenAISpeaker(Dialect):
             yield from self._finish(reply, "cancelled", None, None)
 
     def _end(self, reply: OpenAIResponse, event: model.ContextEnded) -> Iterator[model.DialectCommand]:
-        if reply.is_answering:
+        if reply.is_answer:
             yield agent_turns.StopAnswer(reply.context)
         if event.status == "completed":
             yield from self._send_text_delta(reply, len(reply.text))
