@@ -15,7 +15,15 @@ from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.auth import UNKNOWN_KEY, Principal
 from realtime.connection import CloseReason, ResumableConnection
 from realtime.conversation import Conversation, describe_session
-from realtime.errors import CloseCode, ProtocolError, RequestRefused, http_status, refusal_headers, rule_for
+from realtime.errors import (
+    LATE_REFUSALS,
+    CloseCode,
+    ProtocolError,
+    RequestRefused,
+    http_status,
+    refusal_headers,
+    rule_for,
+)
 from realtime.option_resolver import WARNING_HEADER, OptionResolver
 from realtime.protocol import agent_turns, model
 from realtime.protocol.dialects.base import Dialect
@@ -40,8 +48,6 @@ log = logging.getLogger("voicewire.connection")
 
 # Commands of a message that are carried out in one iteration of the event loop.
 YIELD_EVERY_COMMANDS = 50
-# A response that ends with one of these was refused after it had begun: by the engine, or when its turn came.
-CAPACITY_CODES = ("overloaded", "limit_exceeded")
 
 
 class DialectConnection(ResumableConnection):
@@ -389,7 +395,7 @@ class DialectConnection(ResumableConnection):
     def _pop_event(self, now: float) -> bool:
         if self._is_silent or (event := self._conversation.pop_due(now)) is None:
             return False
-        if isinstance(event, model.ContextEnded) and event.error is not None and event.error.code in CAPACITY_CODES:
+        if isinstance(event, model.ContextEnded) and event.error is not None and event.error.code in LATE_REFUSALS:
             self._server.metrics.refused(event.error.code)
         self._send_event(event)
         return True

@@ -133,6 +133,8 @@ RULES: dict[str, ErrorRule] = {
 }
 
 CAPACITY_CODES = frozenset(code for code, rule in RULES.items() if rule.fault is FaultOwner.CAPACITY)
+# A response that ends with one of these was refused after it had begun: by the engine, or when its turn came.
+LATE_REFUSALS = ("overloaded", "limit_exceeded")
 
 
 def rule_for(code: str) -> ErrorRule:

@@ -18,7 +18,7 @@ from realtime.calls.call_registry import CallRegistry, RegisteredCall
 from realtime.calls.playout import CallPlayout
 from realtime.config import CallSettings
 from realtime.connection import CloseReason, Connection
-from realtime.errors import CloseCode, RemoteProtocolError, rule_for
+from realtime.errors import LATE_REFUSALS, CloseCode, RemoteProtocolError, rule_for
 from realtime.protocol import model
 from realtime.protocol.telephony import base
 from realtime.transports.transport import MessageTransport
@@ -240,6 +240,8 @@ class CallConnection(Connection):
         self._send(message)
 
     def _publish_event(self, event: model.CallEvent) -> None:
+        if isinstance(event, model.CallReplyFailed) and event.error.code in LATE_REFUSALS:
+            self._server.metrics.refused(event.error.code)
         if self._registered is not None:
             self._switchboard.publish(self._registered, event)
         if self._agent is not None:
