@@ -15,8 +15,9 @@ from torch import Tensor
 
 from engine.ops.parallel_compile import launch
 from engine.ops.params import ResidualStream
+from engine.ops.triton_linear import gemm_kernel
 from engine.ops.triton_ops import GEMV_COLUMNS, MIN_DEPTH, MIN_GEMM_PROGRAMS, TritonOps, power_of_two
-from engine.ops.triton_quantized import fp8_gemm_kernel, norm_quantize_kernel, quantize_rows_kernel
+from engine.ops.triton_quantized import norm_quantize_kernel, quantize_rows_kernel
 from engine.weights.quantize import FP8, QuantizedWeight, Weight
 
 # Above this cuBLAS wins.
@@ -155,7 +156,8 @@ def multiply(x: Fp8Rows, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
 def launch_fp8_gemm(x: Fp8Rows, weight: QuantizedWeight, out: Tensor, num_parts: int, swiglu: bool) -> None:
     rows, size = x.data.shape
     num_out = out.shape[-1]
-    launch(fp8_gemm_kernel, num_out // TILE.columns * num_parts, triton.cdiv(rows, TILE.rows))(
-        *x, weight.data, weight.scale, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, BLOCK_M=TILE.rows,
-        BLOCK_N=TILE.columns, BLOCK_K=tile_depth(size), num_warps=TILE.warps, num_stages=TILE.stages,
+    launch(gemm_kernel, num_out // TILE.columns * num_parts, triton.cdiv(rows, TILE.rows))(
+        x.data, weight.data, x.scale, weight.scale, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts,
+        EXACT=False, SCALED=True, BLOCK_M=TILE.rows, BLOCK_N=TILE.columns, BLOCK_K=tile_depth(size),
+        num_warps=TILE.warps, num_stages=TILE.stages,
     )  # fmt: skip

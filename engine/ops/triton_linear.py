@@ -62,11 +62,14 @@ def gemv_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def gemm_kernel(
-    x_ptr, weight_ptr, out_ptr, rows, N, K,
-    SWIGLU: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    x_ptr, weight_ptr, x_scale_ptr, scale_ptr, out_ptr, rows, N, K,
+    SWIGLU: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, SCALED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[part] = x weight^T [rows, N] over that part of K; with SWIGLU weight is [2 N, K], and there is one part."""
+    """out[part] = x weight^T [rows, N] over that part of K; with SWIGLU weight is [2 N, K], and there is one part.
+
+    With SCALED each row of x and each output of ``weight`` has a scale: both are fp8.
+    """
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     part = tl.program_id(0) % PARTS
     columns = tl.program_id(0) // PARTS * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -84,6 +87,11 @@ def gemm_kernel(
         if SWIGLU:
             up = tl.load(weight_at + N * K + k)
             total_up = tl.dot(x, tl.trans(up), total_up, input_precision=precision)
+    if SCALED:
+        x_scale = tl.load(x_scale_ptr + row, mask=row < rows, other=0.0)[:, None]
+        total *= x_scale * tl.load(scale_ptr + columns)[None]
+        if SWIGLU:
+            total_up *= x_scale * tl.load(scale_ptr + N + columns)[None]
     if SWIGLU:
         total = total * tl.sigmoid(total) * total_up
     at = (part * rows + row)[:, None] * N + columns[None]

@@ -126,12 +126,13 @@ class TritonOps(ReferenceOps):
             BLOCK_K=depth, STAGES=4, num_warps=4,
         )  # fmt: skip
 
-    def launch_gemm(self, x: Tensor, weight: Tensor, out: Tensor, num_parts: int, swiglu: bool) -> None:
+    def launch_gemm(self, x: Tensor, weight: Weight, out: Tensor, num_parts: int, swiglu: bool) -> None:
         rows, size = x.shape
         num_out = out.shape[-1]
         launch(gemm_kernel, num_out // GEMM_COLUMNS * num_parts, triton.cdiv(rows, GEMM_ROWS))(
-            x, weight, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, EXACT=x.dtype == torch.float32,
-            BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=GEMM_DEPTH, num_warps=4, num_stages=GEMM_STAGES,
+            x, weight, x, x, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, EXACT=x.dtype == torch.float32,
+            SCALED=False, BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=GEMM_DEPTH, num_warps=4,
+            num_stages=GEMM_STAGES,
         )  # fmt: skip
 
     def add_rms_norm(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Products of fp8 activations, with one scale a row, and fp8 weights, with one scale an output."""
+"""Activations to fp8, with one scale a row."""
 
 from __future__ import annotations
 
@@ -8,36 +8,6 @@ import triton.language as tl
 # The largest magnitude of e4m3, and the least scale.
 LARGEST: tl.constexpr = tl.constexpr(448.0)
 MIN_SCALE: tl.constexpr = tl.constexpr(1e-12)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def fp8_gemm_kernel(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, rows, N, K,
-    SWIGLU: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """As ``gemm_kernel``: out[part] = x weight^T [rows, N] over that part of K, with SWIGLU of weight [2 N, K]."""
-    part = tl.program_id(0) % PARTS
-    columns = tl.program_id(0) // PARTS * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    in_rows = (row < rows)[:, None]
-    depth = K // PARTS
-    steps = tl.multiple_of(part * depth, BLOCK_K) + tl.arange(0, BLOCK_K)[None]
-    x_at = x_ptr + row[:, None] * K + steps
-    weight_at = weight_ptr + columns[:, None] * K + steps
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    total_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, depth, BLOCK_K):
-        x = tl.load(x_at + k, mask=in_rows, other=0.0)
-        total = tl.dot(x, tl.trans(tl.load(weight_at + k)), total)
-        if SWIGLU:
-            total_up = tl.dot(x, tl.trans(tl.load(weight_at + N * K + k)), total_up)
-    x_scale = tl.load(x_scale_ptr + row, mask=row < rows, other=0.0)[:, None]
-    total *= x_scale * tl.load(scale_ptr + columns)[None]
-    if SWIGLU:
-        total_up *= x_scale * tl.load(scale_ptr + N + columns)[None]
-        total = total * tl.sigmoid(total) * total_up
-    at = (part * rows + row)[:, None] * N + columns[None]
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=in_rows)
 
 
 @triton.jit
