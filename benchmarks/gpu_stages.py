@@ -43,7 +43,7 @@ def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         model, codec = random_model.build(Path(folder), args.shape, dtype, device)
     if args.precision != "bf16":
-        quantize_talker(model.talker)
+        quantize_talker(model.talker, args.precision, device)
     rows = max(args.batch)
     config = EngineConfig(
         max_batch_size=rows,

@@ -43,7 +43,7 @@ BLOCK = 16
 # Above this activations are rounded, too.
 MAX_WEIGHT_ONLY_ROWS = 2
 # Rows at a time, by precision.
-VARIANTS = (("bf16", 512), ("fp8", 2), ("fp8", 64), ("fp8", 512))
+VARIANTS = (("bf16", 512), ("fp8", 2), ("fp8", 64), ("fp8", 512), ("int4", 64))
 NUM_RANDOM, RANDOM_LENGTH = 8, 128
 DTYPE = torch.bfloat16
 
@@ -228,13 +228,10 @@ def choose_ops(precision: str, rows: int, device: torch.device) -> ReferenceOps:
 
 def measure_embedded(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     def load(precision: str, dtype: torch.dtype = DTYPE) -> Qwen3TTS:
-        model = load_model(EMBEDDED_VOICE, dtype, device)
-        if precision == "fp8":
-            quantize_talker(model.talker)
-        return model
+        return load_model(EMBEDDED_VOICE, dtype, device, precision)
 
     texts, replies = args.texts.read_text(encoding="utf-8").splitlines()[: args.num], Replies.load(args.replies)
-    reference = load("fp32", torch.float32)
+    reference = load("bf16", torch.float32)
     given = force_replies(reference, texts, replies)
     return measure(reference.talker, lambda precision: load(precision).talker, given)
 
@@ -245,8 +242,8 @@ def measure_random(args: argparse.Namespace, device: torch.device) -> list[dict[
 
     def make(precision: str) -> Talker:
         made = copy.deepcopy(talker)
-        if precision == "fp8":
-            quantize_talker(made)
+        if precision != "bf16":
+            quantize_talker(made, precision, device)
         return made
 
     return measure(as_fp32(talker), make, random_positions(talker))

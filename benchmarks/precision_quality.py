@@ -1,7 +1,8 @@
 """Compare the speech of a voice by the precision of its weights: runaways, lengths and codes.
 
     python -m benchmarks.precision_quality texts --num 10000 > TEXTS      the fixed sentences, then generated ones
-    python -m benchmarks.precision_quality speak FOLDER --texts TEXTS [--precision bf16,fp8,rounded] [--batch 512]
+    python -m benchmarks.precision_quality speak FOLDER --texts TEXTS [--precision bf16,fp8,rounded,int4]
+        [--batch 512]
     python -m benchmarks.precision_quality compare FOLDER --texts TEXTS   again, from the files of ``speak``
 
 ``speak`` writes the codes of every reply to FOLDER/PRECISION.npz, for ``precision_words`` to judge. All precisions
@@ -36,7 +37,7 @@ from engine.api import (
 )
 from engine.launch import EMBEDDED_VOICE, create_engine
 
-PRECISIONS = ("bf16", "fp8", "rounded")
+PRECISIONS = ("bf16", "fp8", "rounded", "int4")
 VOICES = ("clara", "edwin")
 SEED = 40_000
 # Of the generated sentences; training used others.
@@ -218,7 +219,7 @@ def speak_precisions(args: argparse.Namespace, texts: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for precision in args.precision:
             folder = round_weights(EMBEDDED_VOICE, Path(scratch) / "voice") if precision == "rounded" else None
-            used = "fp8" if precision == "fp8" else "bf16"
+            used = "bf16" if precision == "rounded" else precision
             print(precision, end=": ", flush=True)
             asyncio.run(speak_with(folder, used, args, texts)).save(args.folder / f"{precision}.npz")
 

@@ -64,7 +64,7 @@ OPTIONS = frozenset(
         "cosyvoice3.flow.memory_mb",
     }
 )
-PRECISIONS = ("bf16", "fp8")
+PRECISIONS = ("bf16", "fp8", "int4")
 # Minimum duration of a recording for cloning.
 MIN_REFERENCE_S = 1.0
 
@@ -134,7 +134,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lazy_graph_capture: bool = False
     # Device of the codec decoder with graphs: cpu, cuda or cuda:N. ``None``: that of the talker.
     decode_device: str | None = None
-    # Weights of talker and code predictor: bf16 or, on CUDA, fp8, made while loading.
+    # Weights of talker and code predictor: bf16 or, on CUDA, fp8 or int4, made while loading.
     precision: str = "bf16"
     # Use Triton kernels in the graphs; off runs their plain reference.
     triton_kernels: bool = True

@@ -230,9 +230,11 @@ class Transformer(nn.Module):
         self.rope = Rope(config.head_dim, config.rope_theta)
 
     def fuse(self) -> None:
+        """Fuse the layers that are not fused yet."""
         for layer in self.layers:
-            layer.self_attn.fuse()
-            layer.mlp.fuse()
+            if layer.self_attn.qkv_proj is None:
+                layer.self_attn.fuse()
+                layer.mlp.fuse()
 
     def forward(self, x: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """x [B, T, H], positions [B, T] -> normed hidden states [B, T, H]."""

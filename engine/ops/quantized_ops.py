@@ -49,7 +49,7 @@ class QuantizedTritonOps(TritonOps):
 
     def fused(self, rows: int, weight: Weight) -> QuantizedWeight | None:
         """The weight if its product with ``rows`` rows is fused here; ``None`` leaves it to ``TritonOps``."""
-        if "quantized" not in self.on or isinstance(weight, Tensor):
+        if "quantized" not in self.on or not isinstance(weight, QuantizedWeight):
             return None
         num_out, size = weight.shape
         if rows <= self.max_gemv_rows:

@@ -263,9 +263,10 @@ def select_ops(config: EngineConfig, device: torch.device) -> ReferenceOps:
     if device.type != "cuda" or not config.triton_kernels:
         return ReferenceOps()
     try:
+        from engine.ops.int4_ops import Int4TritonOps
         from engine.ops.quantized_ops import QuantizedTritonOps
         from engine.ops.triton_ops import TritonOps
     except ImportError:
         return ReferenceOps()
-    kind = TritonOps if config.precision == "bf16" else QuantizedTritonOps
-    return kind(disabled=config.disabled_kernels)
+    kinds = {"bf16": TritonOps, "fp8": QuantizedTritonOps, "int4": Int4TritonOps}
+    return kinds[config.precision](disabled=config.disabled_kernels)

@@ -114,7 +114,7 @@ class TritonOps(ReferenceOps):
         return few and size % GEMM_DEPTH == 0 and num_out % GEMM_COLUMNS == 0
 
     def launch_gemv(
-        self, x: Tensor, weight: Tensor, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool,
+        self, x: Tensor, weight: Weight, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool,
         scale: Tensor | None = None,
     ) -> None:  # fmt: skip
         rows, size = x.shape
@@ -155,9 +155,17 @@ class TritonOps(ReferenceOps):
             residual.parts = None
         return residual.x
 
+    def operand(self, weight: Weight, rows: int, dtype: torch.dtype) -> Weight:
+        """The weight as ``launch_gemv`` and ``launch_gemm`` multiply it."""
+        return self.dense(weight, dtype)
+
+    def num_parts(self, size: int, num_out: int, weight: Weight) -> int:
+        """In how many parts ``launch_gemm`` shares out a product that is added to the residual stream."""
+        return gemm_split_k(size, num_out)
+
     def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0]
-        weight = self.dense(weight, residual.x.dtype)
+        weight = self.operand(weight, rows, residual.x.dtype)
         if not self.fits_gemv(rows, size, num_out):
             return super().norm_linear(residual, norm_weight, eps, weight)
         x = self.flush_residual(residual)
@@ -167,7 +175,7 @@ class TritonOps(ReferenceOps):
 
     def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0] // 2
-        weight = self.dense(weight, residual.x.dtype)
+        weight = self.operand(weight, rows, residual.x.dtype)
         is_gemv, is_gemm = self.fits_gemv(rows, size, num_out), self.fits_gemm(rows, size, num_out)
         if not is_gemv and not is_gemm:
             return super().norm_swiglu(residual, norm_weight, eps, weight)
@@ -180,12 +188,12 @@ class TritonOps(ReferenceOps):
 
     def add_linear(self, residual: ResidualStream, y: Tensor, weight: Weight) -> None:
         (rows, size), num_out = y.shape, weight.shape[0]
-        weight = self.dense(weight, y.dtype)
+        weight = self.operand(weight, rows, y.dtype)
         x = self.flush_residual(residual)
         if self.fits_gemv(rows, size, num_out):
             self.launch_gemv(y, weight, x, None, 0.0, swiglu=False, add=True)
         elif self.fits_gemm(rows, size, num_out):
-            num_parts = gemm_split_k(size, num_out)
+            num_parts = self.num_parts(size, num_out, weight)
             residual.parts = torch.empty(num_parts, rows, num_out, dtype=torch.float32, device=x.device)
             self.launch_gemm(y, weight, residual.parts, num_parts, swiglu=False)
         else:

@@ -110,8 +110,10 @@ def test_fp8_states_differ_more_than_bf16_ones(monkeypatch, capsys):
     monkeypatch.setattr(precision_divergence, "NUM_RANDOM", 2)
     monkeypatch.setattr(precision_divergence, "RANDOM_LENGTH", 24)
     precision_divergence.main()
-    bf16, weights, *activations = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    bf16, weights, *activations, int4 = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["rows"] for row in (weights, *activations)] == [2, 64, 512]
+    assert int4["precision"] == "int4"
+    assert bf16["states"][-1] < int4["states"][-1] < 0.5
     assert 0 < bf16["states"][0] < bf16["states"][-1] < 0.02
     for row in activations:
         assert 2 * bf16["states"][-1] < weights["states"][-1] < row["states"][-1] < 0.2

@@ -30,7 +30,7 @@ from engine.models.qwen3_tts.voice import QwenVoiceEncoder
 from engine.ops.reference_ops import select_ops
 from engine.text.tokenizer import TextTokenizer
 from engine.weights.loader import check_weights, config_errors_of, load_weights, uninitialized
-from engine.weights.quantize import quantize_linears
+from engine.weights.quantize import Quantizer, quantize, quantize_and_retain, quantize_int4, quantize_linears
 
 # Of the encoder's books the file holds more than are used, and what only training and decoding need.
 UNUSED_IN_ENCODER = "quantizer."
@@ -109,11 +109,22 @@ def load_codec(folder: Path, config: Qwen3TTSConfig, dtype: torch.dtype, device:
     return codec.to(device, torch.float32 if isinstance(codec, SourceFilterDecoder) else dtype)
 
 
-def load_model(folder: Path, dtype: torch.dtype, device: torch.device, **settings: Any) -> Qwen3TTS:
-    """The talker stage. Raises ``CheckpointError`` naming file, key or tensor."""
+def load_model(
+    folder: Path, dtype: torch.dtype, device: torch.device, precision: str = "bf16", **settings: Any
+) -> Qwen3TTS:
+    """The talker stage. Raises ``CheckpointError`` naming file, key or tensor.
+
+    Layers to be quantized go to the device one by one, so that it need not hold their plain weights.
+    """
     config = read_config(folder)
     tokenizer = TextTokenizer.from_folder(folder)
-    talker = load_talker(folder, config, dtype, device)
+    if precision == "bf16":
+        talker = load_talker(folder, config, dtype, device)
+    else:
+        talker = load_talker(folder, config, dtype, torch.device("cpu"))
+        quantize_talker(talker, precision, device)
+        talker.to(device)
+        reset_ropes(talker, device)
     talker.fuse()
     return Qwen3TTS(config, talker, tokenizer, **settings)
 
@@ -148,13 +159,16 @@ def make_frames(model: Qwen3TTS, context: FrameContext) -> FrameProgram:
     )
 
 
-def quantize_talker(talker: Talker) -> None:
-    """Quantize the products of the layers of a fused talker and its code predictor; heads and tables stay.
+def quantize_talker(talker: Talker, precision: str, device: torch.device) -> None:
+    """Quantize the products of the layers of a talker and its code predictor on ``device``; heads and tables stay.
 
-    The predictor's small products gain for one or two rows only, so their plain weights, 160 MB, are retained.
+    In fp8 the predictor's small products gain for one or two rows only, so their plain weights, 160 MB, are retained.
     """
-    quantize_linears(talker.model.layers)
-    quantize_linears(talker.code_predictor.model.layers, with_plain=True)
+    makers: tuple[Quantizer, Quantizer]
+    makers = (quantize_int4, quantize_int4) if precision == "int4" else (quantize, quantize_and_retain)
+    for stack, make in zip((talker.model, talker.code_predictor.model), makers, strict=True):
+        stack.fuse()
+        quantize_linears(stack.layers, make, device)
 
 
 # Convolutions for streams are held beside the plain ones. No CPU decodes a released codec of 450 MB in real time, so it
@@ -171,10 +185,9 @@ def load_family(
 ) -> Family:
     """``decode_device``: of the codec alone, which is fp32 on a CPU."""
     model = load_model(
-        folder, dtype, device, guard_eos=config.ban_eos_until_text_end, max_voices=config.max_cached_voices
-    )
-    if config.precision != "bf16":
-        quantize_talker(model.talker)
+        folder, dtype, device, config.precision, guard_eos=config.ban_eos_until_text_end,
+        max_voices=config.max_cached_voices,
+    )  # fmt: skip
     codec_dtype = dtype if decode_device is None or decode_device.type == "cuda" else torch.float32
     codec = load_codec(folder, model.config, codec_dtype, decode_device or device)
     if device.type == "cpu" and config.cpu_optimizations and not config.graphs:

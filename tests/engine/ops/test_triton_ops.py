@@ -6,6 +6,7 @@ On a CUDA device in bf16 and fp32; with TRITON_INTERPRET=1 and triton installed 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from engine.ops.params import (
     SnakeParams,
 )
 from engine.ops.reference_ops import ReferenceOps
-from engine.weights.quantize import quantize
+from engine.weights.quantize import Weight, quantize, quantize_int4
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -66,6 +67,13 @@ def quantized() -> Any:
     return QuantizedTritonOps()
 
 
+@pytest.fixture
+def int4() -> Any:
+    from engine.ops.int4_ops import Int4TritonOps
+
+    return Int4TritonOps()
+
+
 def random(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, device=DEVICE) * scale).to(dtype)
 
@@ -95,25 +103,53 @@ def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, 
                 check(one, other, dtype)
 
 
-@pytest.mark.parametrize("size", [256, 320])
-@pytest.mark.parametrize("rows", [1, 2, 5, 20, 64, 65, 130])
-def test_products_over_quantized_weights(quantized: Any, dtype: torch.dtype, rows: int, size: int) -> None:
+def check_products(
+    ops: Any, make: Callable[[torch.Tensor], Weight], rows: int, size: int, dtype: torch.dtype, tolerance: float | None
+) -> None:
+    """Check products with norm, SwiGLU and residual over weights that ``make`` returns."""
     out = 128
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
-    weight, both = (quantize(random(n, size, scale=size**-0.5)) for n in (out, 2 * out))
-    y, back = random(rows, 2 * size, dtype=dtype), quantize(random(size, 2 * size, scale=size**-0.5))
-    tolerance = FP8_TOLERANCE if rows > quantized.max_gemv_rows else None
+    weight, both = (make(random(n, size, scale=size**-0.5)) for n in (out, 2 * out))
+    y, back = random(rows, 2 * size, dtype=dtype), make(random(size, 2 * size, scale=size**-0.5))
     for product in ("norm_linear", "norm_swiglu"):
         for added in (False, True):
             results = []
-            for ops in (quantized, PLAIN):
+            for some in (ops, PLAIN):
                 residual = ResidualStream(x.clone())
                 if added:
-                    ops.add_linear(residual, y, back)
-                found = getattr(ops, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
-                results.append((found, ops.flush_residual(residual)))
+                    some.add_linear(residual, y, back)
+                found = getattr(some, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
+                results.append((found, some.flush_residual(residual)))
             for one, other in zip(*results, strict=True):
                 check(one, other, dtype, tolerance)
+
+
+@pytest.mark.parametrize("size", [256, 320])
+@pytest.mark.parametrize("rows", [1, 2, 5, 20, 64, 65, 130])
+def test_products_over_quantized_weights(quantized: Any, dtype: torch.dtype, rows: int, size: int) -> None:
+    tolerance = FP8_TOLERANCE if rows > quantized.max_gemv_rows else None
+    check_products(quantized, quantize, rows, size, dtype, tolerance)
+
+
+@pytest.mark.parametrize("size", [256, 320])
+@pytest.mark.parametrize("rows", [1, 2, 5, 20, 64, 65])
+def test_products_over_int4_weights(int4: Any, dtype: torch.dtype, rows: int, size: int) -> None:
+    check_products(int4, quantize_int4, rows, size, dtype, None)
+
+
+def test_int4_kernels_dequantize_as_their_reference(int4: Any, dtype: torch.dtype) -> None:
+    from engine.ops.int4_ops import Int4TritonOps
+
+    weight = quantize_int4(random(70, 320) * torch.logspace(-4, 2, 70, device=DEVICE)[:, None])
+    wanted = PLAIN.dense(weight, dtype)
+    assert torch.equal(int4.dense(weight, dtype), wanted)
+    assert torch.equal(Int4TritonOps(disabled=["quantized"]).operand(weight, 1, dtype), wanted)
+
+
+@pytest.mark.parametrize(("rows", "is_fused"), [(1, True), (64, True), (65, False)])
+def test_int4_weights_are_converted_in_registers_by_rows(int4: Any, rows: int, is_fused: bool) -> None:
+    weight = quantize_int4(random(64, 256))
+    assert (int4.operand(weight, rows, torch.float32) is weight) == is_fused
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 70])

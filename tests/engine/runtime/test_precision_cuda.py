@@ -1,4 +1,4 @@
-"""The engine in fp8 on a CUDA device: fused products, the same codes each time, and nearly those of bf16."""
+"""The engine in fp8 and int4 on a CUDA device: fused products, the same codes each time, nearly those of bf16."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 TEXTS = ("Good morning to all.", "It is late, and the rain is cold.", "Where have you been?", "Your order has left us.")
 ROWS = 8
 # Of the first frames of a reply: sampling with the same noise differs where two codes are about as likely.
-NUM_FIRST_FRAMES, MIN_EQUAL = 5, 0.6
+NUM_FIRST_FRAMES = 5
 Codes = np.ndarray
 
 
@@ -56,31 +56,38 @@ def speak(precision: str) -> list[Codes]:
 
 
 @cache
-def spoken_in_fp8() -> list[Codes]:
-    return speak("fp8")
+def spoken(precision: str) -> list[Codes]:
+    return speak(precision)
 
 
-def test_every_product_of_the_embedded_talker_is_fused() -> None:
-    engine = make_engine("fp8")
+@pytest.mark.parametrize("precision", ["fp8", "int4"])
+def test_every_product_of_the_embedded_talker_is_fused(precision: str) -> None:
+    engine = make_engine(precision)
     program = engine.runner.program  # type: ignore[attr-defined]
     assert isinstance(program, FrameProgram)
     weights = [
         weight for layer in program.talker_stack.layers for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
     ]
-    assert all(program.ops.fused(ROWS, weight) is not None for weight in weights)  # type: ignore[attr-defined]
+    if precision == "fp8":
+        assert all(program.ops.fused(ROWS, weight) is not None for weight in weights)  # type: ignore[attr-defined]
+    else:
+        assert all(program.ops.operand(weight, ROWS, torch.bfloat16) is weight for weight in weights)  # type: ignore[attr-defined]
     engine.close()
 
 
-def test_fp8_speaks_the_same_codes_each_time() -> None:
-    for one, other in zip(spoken_in_fp8(), speak("fp8"), strict=True):
+@pytest.mark.parametrize("precision", ["fp8", "int4"])
+def test_quantized_talker_speaks_the_same_codes_each_time(precision: str) -> None:
+    for one, other in zip(spoken(precision), speak(precision), strict=True):
         assert np.array_equal(one, other)
 
 
-def test_fp8_speaks_nearly_as_bf16() -> None:
-    fp8, bf16 = spoken_in_fp8(), speak("bf16")
+@pytest.mark.parametrize(("precision", "min_equal"), [("fp8", 0.6), ("int4", 0.2)])
+def test_quantized_talker_speaks_nearly_as_bf16(precision: str, min_equal: float) -> None:
+    found, bf16 = spoken(precision), spoken("bf16")
     equal = [
-        (one[:NUM_FIRST_FRAMES, 0] == other[:NUM_FIRST_FRAMES, 0]).mean() for one, other in zip(fp8, bf16, strict=True)
+        (one[:NUM_FIRST_FRAMES, 0] == other[:NUM_FIRST_FRAMES, 0]).mean()
+        for one, other in zip(found, bf16, strict=True)
     ]
-    assert np.mean(equal) >= MIN_EQUAL
-    assert 0.85 < sum(map(len, fp8)) / sum(map(len, bf16)) < 1.15
-    assert any(not np.array_equal(one, other) for one, other in zip(fp8, bf16, strict=True))
+    assert np.mean(equal) >= min_equal
+    assert 0.85 < sum(map(len, found)) / sum(map(len, bf16)) < 1.15
+    assert any(not np.array_equal(one, other) for one, other in zip(found, bf16, strict=True))
