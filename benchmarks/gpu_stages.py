@@ -4,8 +4,10 @@ Random weights, every row at one context length, each stage in a graph of its ow
 the same computations run eagerly, to test the program only.
 
     python -m benchmarks.gpu_stages [--shape 1.7b] [--batch 1,64,256] [--context 256] [--profile 64] [--off sample,conv]
+    [--precision bf16] [--floor]
 
-The last line is JSON.
+``--floor`` adds the time of each operation beside the least that its bytes and its arithmetic take on this device. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import random_model
+from benchmarks.kernel_floors import Ceilings, as_json, kernel_rows, measure_ceilings, print_rows
 from benchmarks.roofline import Roofline
 from engine.config import PRECISIONS, EngineConfig
 from engine.load import build_engine
@@ -155,10 +158,24 @@ def kernels(run: Callable[[], object], num: int = 32) -> list[tuple[str, int, fl
     return sorted(found, key=lambda item: -item[2])[:num]
 
 
+def floors(engine: Engine, rows: int, ceilings: Ceilings) -> list[dict[str, Any]]:
+    """Print and return what ``kernel_rows`` finds of the talker, the predictor and the decoder."""
+    program, decoder = engine.runner.program, engine.stage.codec.program
+    assert isinstance(program, FrameProgram)
+    owners = {"talker": [program.talker_stack], "predictor": [program], "decode": [decoder]}
+    runs, is_cuda = stages(engine, rows), program.device.type == "cuda"
+    found = [row for name, some in owners.items() for row in kernel_rows(name, runs[name], some, ceilings, is_cuda)]
+    print_rows(found)
+    return as_json(found)
+
+
 @torch.inference_mode()
 def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     engine = make_engine(args, device)
     floor = Roofline.of(args.shape)
+    ceilings = measure_ceilings(device) if args.floor else None
+    if ceilings is not None:
+        print(f"ceilings: {ceilings.bandwidth / 1e12:.3f} TB/s, {ceilings.rate / 1e12:.1f} TFLOP/s", flush=True)
     found = []
     for rows in args.batch:
         fill(engine.runner.program, engine.stage.codec.program, rows, args.context)
@@ -172,6 +189,8 @@ def measure(args: argparse.Namespace, device: torch.device) -> list[dict[str, An
         row["took_s"] = time.perf_counter() - start
         found.append({name: round(value, 3) for name, value in row.items()})
         print("  ".join(f"{name} {value:g}" for name, value in found[-1].items()), flush=True)
+        if ceilings is not None:
+            found[-1]["kernels"] = floors(engine, rows, ceilings)
         if rows in args.profile and device.type == "cuda":
             for stage in ("frame", "decode"):
                 print(f"-- kernels of {stage} at {rows}")
@@ -195,6 +214,7 @@ def main() -> None:
     parser.add_argument(
         "--precision", default="bf16", choices=PRECISIONS, help="of the weights of talker and predictor"
     )
+    parser.add_argument("--floor", action="store_true", help="compare each operation with its floor")
     parser.add_argument("--plain", action="store_true", help="use no fused kernel")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
