@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ OPTIONS = frozenset(
         "max_batch_size",
         "max_running_requests",
         "max_prefill_positions",
-        "kv_memory_mb",
+        "memory_gb",
         "max_text_chars",
         "max_frames",
         "voice_encoders",
@@ -61,7 +62,6 @@ OPTIONS = frozenset(
         "cosyvoice3.talker.allow_untrained_instructions",
         "cosyvoice3.talker.parse_control_tags",
         "cosyvoice3.flow.context_blocks",
-        "cosyvoice3.flow.memory_mb",
     }
 )
 PRECISIONS = ("bf16", "fp8", "int4")
@@ -84,8 +84,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     # KV blocks in the pool; ``None`` derives them from ``kv_memory_mb`` and ``max_running_requests``.
     num_blocks: int | None = None
-    # Memory of the KV cache. ``None``: 512 MB on the CPU; on CUDA the memory that is free after loading, less
-    # 6 GB for the workspace of the graphs.
+    # Memory of a CUDA device, in units of 2^30 bytes, for all that an engine holds there: weights, cache, slots, graphs
+    # and workspace. ``None``: all of it, of which 6 GB are left free for the workspace of the graphs.
+    memory_gb: float | None = None
+    # Memory of the KV cache. ``None``: 512 MB on the CPU; on CUDA what ``memory_gb`` leaves.
     kv_memory_mb: int | None = None
     # Blocks that stay free: a request that would leave fewer is not admitted.
     watermark_blocks: int = 4
@@ -154,6 +156,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_minimums(self, dict.fromkeys(AT_LEAST_ONE, 1) | dict.fromkeys(AT_LEAST_ZERO, 0))
         check_minimums(self, {"max_reference_s": MIN_REFERENCE_S})
+        if self.memory_gb is not None and not 0 < self.memory_gb < math.inf:
+            raise InvalidRequest(f"memory_gb is {self.memory_gb}; it must be above 0", "memory_gb")
         if self.process_nice > MAX_NICENESS:
             raise InvalidRequest(
                 f"process_nice is {self.process_nice}; it must be at most {MAX_NICENESS}", "process_nice"

@@ -16,16 +16,18 @@ from engine.api import CheckpointReport, ClonedVoice, EngineInfo, ReferenceAudio
 from engine.config import MIN_REFERENCE_S, EngineConfig
 from engine.errors import CheckpointError, InvalidRequest
 from engine.memory.block_pool import PrefixCache
+from engine.memory.budget import budget_errors, limit_memory
 from engine.memory.kv_cache import PagedKV
-from engine.models.base import AudioSpec, DecodeStage, Family, FrameContext, SpeechModel
+from engine.models.base import AudioSpec, DecodeStage, Family, FrameContext, FrameProgramProtocol, SpeechModel
 from engine.models.config_file import read_json
 from engine.program.capture import CAPTURE_LOCK, GraphSet
 from engine.program.decode_executor import create_decode_executor
 from engine.runtime.call_planner import DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import EagerCodec, GraphCodec, make_eager_stage
 from engine.runtime.codec_stage import CodecStage
-from engine.runtime.engine import MAX_WARM_UP_S, Engine
+from engine.runtime.engine import MAX_WARM_UP_S, Engine, wanted_blocks
 from engine.runtime.runner import GraphRunner
+from engine.runtime.workspace import ENCODER_BYTES, fit_blocks
 from engine.weights.fingerprint import fingerprint_checkpoint
 from engine.weights.hub import resolve_folder
 
@@ -171,6 +173,8 @@ def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, devic
     if not wants_graphs(config, device):
         return Engine(family.model, make_stage(family, config), config, dtype=dtype, device=device)
     ring, stage = make_graph_stage(family, config, device)
+    if config.memory_gb is not None and config.num_blocks is None and config.kv_memory_mb is None:
+        config = fit_cache(family, config, ring, stage, dtype, device)
 
     def make_runner(kv: PagedKV, prefixes: PrefixCache) -> GraphRunner:
         program = family.make_frames(FrameContext(kv, config, ring))
@@ -180,6 +184,24 @@ def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, devic
         return GraphRunner(family.model, kv, prefixes, config, program, frames, prefills, num_slots, runs_ahead)
 
     return Engine(family.model, stage, config, make_runner, dtype=dtype, device=device)
+
+
+def fit_cache(
+    family: Family, config: EngineConfig, ring: Tensor | None, stage: DecodeStage, dtype: torch.dtype,
+    device: torch.device,
+) -> EngineConfig:  # fmt: skip
+    """The configuration with as many KV blocks as ``memory_gb`` leaves."""
+    codec = None
+    if config.decode_device is None and isinstance(stage, CodecStage) and isinstance(stage.codec, GraphCodec):
+        codec = stage.codec
+
+    def make_frames(kv: PagedKV) -> FrameProgramProtocol:
+        return family.make_frames(FrameContext(kv, config, ring))
+
+    wanted = wanted_blocks(family.model, config)
+    num_spare = ENCODER_BYTES if family.encode_voice is not None and family.codec is not None else 0
+    num_blocks = fit_blocks(family.model, make_frames, codec, config, dtype, device, wanted, num_spare)
+    return msgspec.structs.replace(config, num_blocks=num_blocks)
 
 
 def make_stage(family: Family, config: EngineConfig) -> DecodeStage:
@@ -212,6 +234,7 @@ def load_engine(
     device = choose_device(device_name)
     dtype = choose_dtype(dtype_name, device)
     check_precision(config, device)
+    limit_memory(config.memory_gb, device)
     if device.type == "cpu":
         torch.set_num_threads(CPU_THREADS)
     decode_device = None
@@ -219,18 +242,21 @@ def load_engine(
         decode_device = validate_device(config.decode_device, "decode_device", "cpu, cuda, cuda:N")
     folder = resolve_folder(folder)
     if device.type == "cuda":
-        config = size_by_memory(config, _family(folder), torch.cuda.mem_get_info(device)[0] / 2**30)
-    family = load_family(folder, config, device, dtype, decode_device)
+        free_gb = torch.cuda.mem_get_info(device)[0] / 2**30
+        config = size_by_memory(config, _family(folder), min(free_gb, config.memory_gb or free_gb))
+    with budget_errors(config.memory_gb, "the weights"):
+        family = load_family(folder, config, device, dtype, decode_device)
     check_decode_device(config, family, device)
 
     def make_engine() -> Engine:
         if device.index:  # kernels go to the device that is current on the thread that will step
             torch.cuda.set_device(device)
-        engine = build_engine(family, config, dtype, device)
-        codec = getattr(engine.stage, "codec", None)
-        if isinstance(codec, EagerCodec) and not config.lazy_graph_capture:
-            codec.warm_up(MAX_WARM_UP_S)
-        engine.warm_up()
+        with budget_errors(config.memory_gb, "slots, cache and graphs beside the weights"):
+            engine = build_engine(family, config, dtype, device)
+            codec = getattr(engine.stage, "codec", None)
+            if isinstance(codec, EagerCodec) and not config.lazy_graph_capture:
+                codec.warm_up(MAX_WARM_UP_S)
+            engine.warm_up()
         return engine
 
     info = build_engine_info(family.model, family.audio, config, normalize_text=is_embedded)

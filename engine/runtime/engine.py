@@ -20,6 +20,7 @@ from engine.api import EngineStats, FinishReason, SpeechChunk, SpeechRequest
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.memory.block_pool import BlockPool, PrefixCache
+from engine.memory.budget import free_bytes
 from engine.memory.kv_cache import PagedKV
 from engine.models.base import (
     AwaitText,
@@ -59,15 +60,21 @@ def kv_bytes(config: EngineConfig, device: torch.device) -> int:
         return config.kv_memory_mb * 2**20
     if device.type != "cuda":
         return CPU_KV_BYTES
-    torch.cuda.empty_cache()  # of an engine that has died
-    return max(CPU_KV_BYTES, torch.cuda.mem_get_info(device)[0] - RESERVED_BYTES)
+    free = free_bytes(device)
+    if config.memory_gb is not None:
+        return free - min(free // 2, RESERVED_BYTES)
+    return max(CPU_KV_BYTES, free - RESERVED_BYTES)
+
+
+def wanted_blocks(model: SpeechModel, config: EngineConfig) -> int:
+    """Return the number of blocks for the average use of all requests, at least the most of one."""
+    return max(config.max_running_requests * POSITIONS_PER_REQUEST, model.max_positions) // config.block_size
 
 
 def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the number of blocks: the average use of all requests, at least the most of one, within the memory."""
+    """Return the number of blocks that are wanted, within the memory."""
     by_memory = kv_bytes(config, device) // PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
-    wanted = max(config.max_running_requests * POSITIONS_PER_REQUEST, model.max_positions)
-    return max(1, min(by_memory, wanted // config.block_size))
+    return max(1, min(by_memory, wanted_blocks(model, config)))
 
 
 class Engine:

@@ -19,7 +19,7 @@ from engine.launch import create_engine
 from engine.load import check_precision, choose_device, choose_dtype, load_engine, size_by_memory
 from engine.models.qwen3_tts.load import load_family
 from engine.models.qwen3_tts.model import Qwen3TTS
-from engine.weights.quantize import QuantizedLinear
+from engine.weights.quantize import GROUP, QuantizedLinear
 from tests.engine.families import Family
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import EMBEDDED, write_checkpoint
@@ -154,14 +154,15 @@ def test_missing_device_is_reported(name: str, num_devices: int, monkeypatch: py
 
 
 def test_unknown_precision_error_lists_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match="precision is 'int3'; known: bf16, fp8"):
+    with pytest.raises(InvalidRequest, match="precision is 'int3'; known: bf16, fp8, int4"):
         EngineConfig(precision="int3")
 
 
-def test_fp8_on_cpu_is_refused() -> None:
+@pytest.mark.parametrize("precision", ["fp8", "int4"])
+def test_quantized_weights_on_cpu_are_refused(precision: str) -> None:
     check_precision(EngineConfig(), torch.device("cpu"))
-    with pytest.raises(InvalidRequest, match="precision is 'fp8'; on cpu it must be bf16"):
-        check_precision(EngineConfig(precision="fp8"), torch.device("cpu"))
+    with pytest.raises(InvalidRequest, match=f"precision is '{precision}'; on cpu it must be bf16"):
+        check_precision(EngineConfig(precision=precision), torch.device("cpu"))
 
 
 def test_fp8_on_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +170,7 @@ def test_fp8_on_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
     with pytest.raises(InvalidRequest, match=r"capability 8\.6, fp8 needs at least 8\.9"):
         check_precision(config, device)
+    check_precision(EngineConfig(precision="int4"), device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     check_precision(config, device)
 
@@ -208,6 +210,31 @@ def test_rows_and_slots_follow_the_free_memory_of_a_gpu(
     sized = size_by_memory(config, "qwen3_tts", free_gb)
     assert (sized.max_running_requests, sized.max_batch_size) == (num_slots, num_rows)
     assert size_by_memory(config, "cosyvoice3", free_gb) is config
+
+
+def test_int4_leaves_weights_whose_inputs_make_no_group(tiny_folder: Path) -> None:
+    config = EngineConfig(precision="int4", cpu_optimizations=False)
+    model = load_family(tiny_folder, config, torch.device("cpu"), torch.float32).model
+    assert isinstance(model, Qwen3TTS)
+    layers = [*model.talker.model.layers, *model.talker.code_predictor.model.layers]
+    products = [
+        product
+        for layer in layers
+        for product in (layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj)
+    ]
+    assert all(isinstance(one, QuantizedLinear) == (one.weight.shape[1] % GROUP == 0) for one in products)
+    assert len({isinstance(one, QuantizedLinear) for one in products}) == 2
+
+
+def test_memory_budget_on_cpu_is_refused(tiny_folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="memory_gb is 4; it limits a CUDA device, not cpu"):
+        load_engine(tiny_folder, EngineConfig(memory_gb=4), "cpu", "float32", False)
+
+
+@pytest.mark.parametrize("memory_gb", [0, -1, float("nan"), float("inf")])
+def test_memory_budget_must_be_a_size(memory_gb: float) -> None:
+    with pytest.raises(InvalidRequest, match=r"memory_gb is .*; it must be above 0"):
+        EngineConfig(memory_gb=memory_gb)
 
 
 def test_dtypes() -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engine.errors import InvalidRequest
 from engine.memory.block_pool import BlockPool
+from engine.memory.budget import free_bytes
 from engine.memory.kv_cache import lazy_zeros
 from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.settings import FlowSettings
@@ -202,8 +203,7 @@ def num_pages(flow: Flow, settings: FlowSettings) -> int:
     if settings.memory_mb is not None:
         num_bytes = settings.memory_mb * 2**20
     elif flow.device.type == "cuda":
-        torch.cuda.empty_cache()
-        num_bytes = int(torch.cuda.mem_get_info(flow.device)[0] * settings.memory_utilization)
+        num_bytes = int(free_bytes(flow.device) * settings.memory_utilization)
     else:
         num_bytes = CPU_BYTES
     return min(MAX_PAGES, num_bytes // FlowPageStore.page_bytes(flow.config, flow.compute_dtype))
@@ -289,9 +289,8 @@ class FlowPagePool:
         if num_pages < self.num_admission:
             raise InvalidRequest(
                 f"the flow has memory for {num_pages} pages; one request needs {self.num_admission}: give it more in "
-                "cosyvoice3.flow.memory_mb or .memory_utilization, or ask for less in .reserved_blocks "
-                "or .context_blocks",
-                "memory_mb",
+                "memory_gb, or ask for less in cosyvoice3.flow.context_blocks",
+                "memory_gb",
             )
         self.pool = BlockPool(num_pages)
         self.workspaces = list(range(num_workspaces, 0, -1))
