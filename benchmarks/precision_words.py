@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,8 @@ from engine.models.qwen3_tts.load import load_codec
 
 RATE_HZ = 24_000
 NUM_RESAMPLINGS = 2_000
+# Replies that a process is given at a time: it then makes few of the language models.
+CHUNK = 20
 # Rates: errors of a reply, and of how many they are.
 RATES = {
     "phones_wrong": ("phone_errors", "phones"),
@@ -93,10 +95,12 @@ def read_judged(path: Path) -> dict[tuple[int, str], dict[str, float]]:
 
 
 def judge_all(args: argparse.Namespace, texts: Sequence[str], replies: dict[str, Replies]) -> None:
-    """All precisions of a text before the next text."""
+    """All precisions of a text before the next text; texts of one language model after each other."""
     path = args.folder / "judged.jsonl"
     done = read_judged(path)
     due = [(n, name) for n in range(len(texts)) for name in replies if (n, name) not in done]
+    if args.bigram:
+        due.sort(key=language_model_of(texts))
     judge = Judge(texts, args.listener, args.bigram, args.mos)
     context = multiprocessing.get_context("spawn")
     frames = [replies[name].frames[number] for number, name in due]
@@ -104,9 +108,16 @@ def judge_all(args: argparse.Namespace, texts: Sequence[str], replies: dict[str,
         ProcessPoolExecutor(args.jobs, context, torch.set_num_threads, (1,)) as pool,
         path.open("a") as file,
     ):
-        for (number, name), row in zip(due, pool.map(judge, (n for n, _ in due), frames), strict=True):
+        for (number, name), row in zip(due, pool.map(judge, (n for n, _ in due), frames, chunksize=CHUNK), strict=True):
             file.write(json.dumps({"number": number, "precision": name, **row}) + "\n")
             file.flush()
+
+
+def language_model_of(texts: Sequence[str]) -> Callable[[tuple[int, str]], int]:
+    from training.asr_judge import group_number
+
+    found = {text: group_number(text, texts) for text in texts}
+    return lambda one: found[texts[one[0]]]
 
 
 Columns = dict[str, npt.NDArray[np.float64]]

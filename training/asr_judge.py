@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from math import gcd
 from pathlib import Path
 
@@ -28,6 +28,8 @@ FRAMES_PER_S = 100
 PEAK = 0.6
 # A bigram model knows so many sentences: the size at which the teacher's voices score 0 to 1 %.
 GROUP_SENTENCES = 40
+# A recognizer holds about 60 MB.
+MAX_RECOGNIZERS = 16
 # For the bigram models: wider than stock, so that what is missed is missed by the voice, not by the search.
 BEAMS = {"beam": 1e-70, "wbeam": 1e-45, "pbeam": 1e-70}
 
@@ -150,13 +152,20 @@ def compare(text: str, hypothesis: str) -> Transcription:
     return Transcription(len(said), errors, result.deletions, repeated, hypothesis)
 
 
+def group_number(text: str, sentences: Sequence[str]) -> int:
+    return sentences.index(text) % num_groups(sentences)
+
+
+def num_groups(sentences: Sequence[str]) -> int:
+    return max(1, round(len(sentences) / GROUP_SENTENCES))
+
+
 def group_of(text: str, sentences: Sequence[str]) -> tuple[str, ...]:
     """The fixed group of ``sentences`` that ``text`` is in."""
-    num_groups = max(1, round(len(sentences) / GROUP_SENTENCES))
-    return tuple(sentences[sentences.index(text) % num_groups :: num_groups])
+    return tuple(sentences[group_number(text, sentences) :: num_groups(sentences)])
 
 
-@cache
+@lru_cache(MAX_RECOGNIZERS)
 def _recognizer(sentences: tuple[str, ...] | None) -> Recognizer:
     return Recognizer(sentences)
 
@@ -164,7 +173,7 @@ def _recognizer(sentences: tuple[str, ...] | None) -> Recognizer:
 def hear_one(text: str, signal: Signal, sentences: Sequence[str] | None) -> Transcription:
     """Hear 16 kHz ``signal`` of ``text``: by a bigram model of its group of ``sentences``, or the stock model for None.
 
-    Recognisers are kept for the life of the process.
+    The recognizers used last stay in memory.
     """
     group = group_of(text, sentences) if sentences is not None else None
     return compare(text, _recognizer(group).hear(signal))
