@@ -457,7 +457,7 @@ def test_admission_asks_for_memory_and_idle_voices_give_way() -> None:
 
 
 def test_stage_without_capacity_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"memory for 3 pages; one request needs 6: .* cosyvoice3.flow.memory_mb"):
+    with pytest.raises(InvalidRequest, match=r"memory for 3 pages; one request needs 6: .* memory_gb"):
         stage_of(num_pages=3)
 
 
