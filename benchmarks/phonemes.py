@@ -5,15 +5,16 @@ voice, each in the same sentence. The recognizer picks the likeliest of ten pron
 nine other words whose number of phonemes is nearest. Beside it stands how often flite's rules read the respelling as
 asked; with --written, also the same words as they are written.
 
-    python -m benchmarks.phonemes [--words 200] [--voice clara] [--written]
+    python -m benchmarks.phonemes [--words 200] [--voice clara] [--written] [--limit 0.9]
 
-The last line is JSON. Needs Debian's libflite1 and torch.
+Exits with 1 below the limit. The last line is JSON. Needs Debian's libflite1 and torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,9 @@ from training.speech import LABEL_SAMPLES
 SEED = 7
 NUM_CANDIDATES = 10
 MIN_CHARS, MAX_CHARS = 4, 11
-BEFORE, AFTER = "please listen while I say the word ", " to all of them once more."
+BEFORE, AFTER = "please say the word ", " once more."
+# Frames of 20 ms that a phoneme lasts at least.
+MIN_FRAMES = 2
 SYMBOLS = (
     "aa=ɑː ae=æ ah=ʌ ao=ɔː aw=aʊ ax=ə ay=aɪ b=b ch=tʃ d=d dh=ð eh=ɛ er=ɝ ey=eɪ f=f g=ɡ hh=h ih=ɪ iy=iː jh=dʒ k=k l=l "
     "m=m n=n ng=ŋ ow=oʊ oy=ɔɪ p=p r=ɹ s=s sh=ʃ t=t th=θ uh=ʊ uw=uː v=v w=w y=j z=z zh=ʒ"
@@ -99,13 +102,17 @@ class LikelihoodJudge:
 
 
 def likelihood(scores: Floats, phones: Sequence[int]) -> float:
-    """Of the best path through the phonemes, with silence before and behind them."""
-    states = [SILENCE, *merged(phones), SILENCE]
+    """Of the best path through the phonemes, each of ``MIN_FRAMES`` or more, with silence before and behind them."""
+    states = [SILENCE, *np.repeat(merged(phones), MIN_FRAMES), SILENCE]
+    # The last state of a phoneme may go on.
+    stays = np.zeros(len(states))
+    stays[1:-1] = np.where(np.arange(1, len(states) - 1) % MIN_FRAMES == 0, 0, -np.inf)
     total = np.full(len(states), -np.inf)
     total[0] = scores[0, SILENCE]
     for frame in scores[1:]:
-        total[1:] = np.maximum(total[1:], total[:-1])
-        total += frame[states]
+        moved = total + stays
+        moved[1:] = np.maximum(moved[1:], total[:-1])
+        total = moved + frame[states]
     return float(total[-1])
 
 
@@ -119,37 +126,45 @@ def picks_right(word: SpokenWord, words: Sequence[SpokenWord], scores: Floats) -
     return own > max(wrong)
 
 
-def measure(words: Sequence[SpokenWord], texts: Sequence[str], voice: str, judge: LikelihoodJudge) -> float:
-    """Return the share of words picked right."""
+def find_wrong(words: Sequence[SpokenWord], texts: Sequence[str], voice: str, judge: LikelihoodJudge) -> dict[str, str]:
+    """Return the words that were not picked, with their spelling."""
     engine = EngineSource(None)
     tasks = [Task(number, f"{BEFORE}{text}{AFTER}".capitalize()) for number, text in enumerate(texts)]
-    num_right = 0
-    for word, pcm in zip(words, engine(tasks, Setting(voice, "full", 12)), strict=True):
+    wrong: dict[str, str] = {}
+    for word, text, pcm in zip(words, texts, engine(tasks, Setting(voice, "full", 12)), strict=True):
         resampler = Resampler(engine.rate_hz, SAMPLE_RATE_HZ)
         signal = np.concatenate([resampler.push(np.asarray(pcm, np.float32)), resampler.flush()])
-        num_right += picks_right(word, words, judge.scores(signal))
-    return num_right / len(words)
+        if not picks_right(word, words, judge.scores(signal)):
+            wrong[word.word] = text
+    return wrong
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--words", type=int, default=200)
     parser.add_argument("--voice", choices=sorted(TEACHERS), default="clara")
     parser.add_argument("--written", action="store_true")
+    parser.add_argument("--limit", type=float, default=0.9)
     parser.add_argument("--listener", type=Path, default=Path("training/state/listener.safetensors"))
     arguments = parser.parse_args()
     words, judge = choose_words(arguments.words), LikelihoodJudge(arguments.listener)
     spelled = [spell(word) for word in words]
     as_asked = [merged(pronounce(text)) == merged(word.phones) for word, text in zip(words, spelled, strict=True)]
+    wrong = find_wrong(words, spelled, arguments.voice, judge)
+    right = 1 - len(wrong) / len(words)
     result = {
         "words": len(words),
+        "voice": arguments.voice,
         "read_by_flite_as_asked": sum(as_asked) / len(words),
-        "respelled": measure(words, spelled, arguments.voice, judge),
+        "respelled": right,
+        "wrong": wrong,
     }
     if arguments.written:
-        result["written"] = measure(words, [word.word for word in words], arguments.voice, judge)
+        written = find_wrong(words, [word.word for word in words], arguments.voice, judge)
+        result["written"] = 1 - len(written) / len(words)
     print(json.dumps(result))
+    return int(right < arguments.limit)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Letters that a model of English text reads as given phonemes: one syllable after the other, with hyphens between.
 
-The spelling of a rime was chosen by measurement (docs/experiments/phonemes.md).
+The spellings of rimes were chosen by measurement (docs/experiments/phonemes.md).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RIMES = {
         "AO": "-=aw R=or L=aul N=awn Z=aws NG=ong D=awd F=off T=awt G=aug K=auk S=oss TH=awth R+D=ord R+N=orn R+T=ort "
         "R+Z=aurz L+Z=aulz L+D=auld R+S=orss R+M=orm S+T=ost N+T=aunt L+T=ault R+K=ork",
         "AW": "-=ow N=ounn T=out S=ous D=oud L=owl Z=ows TH=outh CH=ouch R=ower N+D=ound T+S=outs N+Z=ounz",
-        "AY": "-=ai Z=ize D=ide N=ine T=ite M=ime L=ile K=ike P=ipe R=ire V=ive F=ife S=yce DH=ithe B=ibe Z+D=ized "
+        "AY": "-=igh Z=ize D=ide N=ine T=ite M=ime L=ile K=ike P=ipe R=ire V=ive F=ife S=yce DH=ithe B=ibe Z+D=ized "
         "T+S=ights N+Z=ines N+D=ined D+Z=ides L+D=iled M+Z=imes L+Z=iles",
         "EH": "-=eh N=en R=ehr L=ell K=eck S=ehs D=ehd T=et M=emm P=epp V=ehve G=eg F=ef Z=ez JH=edge SH=esh B=ebb "
         "TH=eth CH=etch NG=eng S+T=est K+S=eks N+T=ent T+S=ets N+D=end D+Z=edz R+Z=ehrs K+T=ekt L+D=eld M+P=emp "
@@ -49,9 +49,9 @@ _RIMES = {
         "P=urp S+T=urst",
         "EY": "-=ay T=ayt N=ane L=ail D=ayd Z=aze K=ayk S=ayss M=ame CH=eytch TH=eyth P=eyp JH=eyj V=ayv B=eyb F=eyf "
         "R=ayr G=eyg T+S=ayts L+Z=aylz N+Z=aynz K+S=ayks S+T=ayst M+Z=aimz N+JH=aynge",
-        "IH": "-=ih NG=ing N=in K=ik S=iss Z=iz D=id L=il M=ihm T=it SH=ish V=ihve R=ihr G=ig P=ip F=if JH=ihge B=ib "
+        "IH": "-=ih NG=ing N=in K=ik S=iss Z=iz D=id L=il M=ihm T=it SH=ish V=ivv R=ear G=ig P=ip F=if JH=ihge B=ib "
         "CH=itch TH=ith S+T=ist K+S=iks NG+Z=ings N+D=ind T+S=its N+Z=inz L+Z=ilz P+S=ips NG+K=ink N+T=int F+T=ift "
-        "L+D=ild K+T=ikt",
+        "L+D=ild K+T=ikt V+Z=ivz",
         "IY": "-=ee Z=eaz N=een D=eed L=iel T=eet S=eece M=iem K=eek V=iev P=iep CH=eech F=ief SH=eash G=ieg TH=eeth "
         "DH=eethe JH=eaj N+Z=eanz T+S=eets D+Z=eedz S+T=eest L+D=eeld M+Z=iemz L+Z=eelz",
         "OW": "-=oh Z=oze L=ole N=oan D=ode T=ote M=ome S=ohce K=oke P=ope V=ove B=oeb TH=oath CH=oach SH=oash G=oeg "
@@ -61,6 +61,19 @@ _RIMES = {
         "UW": "-=oo Z=ooz N=oon D=ude T=oot L=ool S=ooss M=ume P=oup TH=ooth K=oock F=oof B=oob V=oov JH=ouj T+S=oots "
         "M+Z=oomz N+Z=oonz L+Z=oolz",
     }.items()
+}
+# Syllables that are read otherwise by the spelling of their rime.
+_EXCEPTIONS = {
+    tuple(syllable.replace("+", " ").split()): letters
+    for syllable, letters in (
+        exception.split("=")
+        for exception in (
+            "K+AH=cuh AH+S+T=uste AA+K=ahk TH+IY=thie G+IY=ghee S+IH+S=sis JH+IH+Z=jihz F+AH+L=fuhl P+AH+L=puhl "
+            "W+AO+R=wore S+T+AO+R=store CH+AA+R=char P+EH+P=pep W+EY+Z=ways S+T+R+AH=struhh G+IH+NG=gihng F+L+AW=flau "
+            "R+AW=rau G+R+AW=grau G+EH+R=gair K+W+IY=quie JH+AH+Z=juhz D+UH+R=dure Y+UH+R=yure AY=ai B+AY=bai "
+            "K+W+AY=quy P+IH+R=peer T+IH+R=teer B+IH+R=beer K+L+IH+R=kleer W+IH+R=weer AH+K+S=ux"
+        ).split()
+    )
 }
 
 
@@ -112,6 +125,9 @@ def _onset_size(between: Sequence[str]) -> int:
 
 def _spell(syllable: tuple[Sequence[str], Sequence[str]]) -> str:
     onset, rime = syllable
+    exception = _EXCEPTIONS.get((*onset, *rime))
+    if exception is not None:
+        return exception
     if tuple(onset[1:]) == ("Y",) and rime and rime[0] in ("UW", "AH"):
         return _spell_letters(onset[:1]) + "ew" + _spell_letters(rime[1:])
     letters = _spell_letters(onset).replace("kw", "qu")

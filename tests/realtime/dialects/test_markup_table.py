@@ -52,7 +52,7 @@ INLINE = ["[pause]", "[cheerful]", "<500>", "{k1Ast0xm}", "\\{pause: 500ms\\}",
           '\\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\\}']  # fmt: skip
 FORMS = [*TAGS.values(), *INLINE]
 PAUSES = (TAGS["break"], "[pause]", "<500>", "\\{pause: 500ms\\}")
-PHONEMES = {TAGS["phoneme"]: "katt", "{k1Ast0xm}": "kuh-stum", INLINE[-1]: "tuh-may-toh"}
+PHONEMES = {TAGS["phoneme"]: "katt", "{k1Ast0xm}": "cuh-stum", INLINE[-1]: "tuh-may-toh"}
 TONES = {TAGS["emotion"]: "sad", "[cheerful]": "cheerful"}
 
 

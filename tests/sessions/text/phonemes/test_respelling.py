@@ -43,6 +43,9 @@ def test_what_is_not_of_the_alphabet_is_not_read(written: str, alphabet: str):
         ("M Y UW1 Z", "mewz"),
         ("K W IH1 K L IY0", "quik-lee"),
         ("S T R EH1 NG K TH S", "strengkths"),
+        ("D IH0 V AY1 D IH0 NG", "divv-ai-ding"),
+        ("K AH0 M ER1 SH AH0 L", "cuh-mur-shul"),
+        ("S K AY1", "skigh"),
         ("S T", "st"),
     ],
 )

@@ -47,7 +47,7 @@ def _spoken(item: MarkupItem) -> str:
     ("forms", "text", "expected"),
     [
         (RIME, "Wait. <500> Now <3 a < b.", "Wait. |500| Now <3 a < b."),
-        (RIME, "A {k1Ast0xm} word, {not one}.", "A kuh-stum word, {not one}."),
+        (RIME, "A {k1Ast0xm} word, {not one}.", "A cuh-stum word, {not one}."),
         (RIME[:1], "A {k1Ast0xm} word.", "A {k1Ast0xm} word."),
         (RIME[1:], "A <500>.", "A <500>."),
         (RIME, "A {!!!} word", "A  word"),
