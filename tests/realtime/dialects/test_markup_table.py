@@ -183,7 +183,7 @@ def test_columns_are_the_wires_and_models():
 SHORT = FakeScript(ms_per_char=2.0, first_chunk_s=0.001, real_time_factor=0.02)
 
 
-class RecordingEngine(FakeSpeechEngine):
+class RememberingEngine(FakeSpeechEngine):
     """Remembers what it was given to say."""
 
     def __init__(self, **info: object) -> None:
@@ -200,8 +200,8 @@ class RecordingEngine(FakeSpeechEngine):
 
 
 @asynccontextmanager
-async def recording_server(**info: object) -> AsyncIterator[tuple[LiveServer, RecordingEngine]]:
-    engine = RecordingEngine(**info)
+async def recording_server(**info: object) -> AsyncIterator[tuple[LiveServer, RememberingEngine]]:
+    engine = RememberingEngine(**info)
     settings = {"wyoming__address": "127.0.0.1:0", "wyoming__default_key_name": "agent"}
     async with live_server(engine, auth__api_keys=f"agent:{KEY}", **settings) as live:
         yield live, engine
@@ -215,7 +215,7 @@ def without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-async def check(speak_there: Speak, live: LiveServer, engine: RecordingEngine, expected: set[str]) -> None:
+async def check(speak_there: Speak, live: LiveServer, engine: RememberingEngine, expected: set[str]) -> None:
     engine.ever.clear()
     await speak_there(live, document())
     # Segments end at white space.
