@@ -25,9 +25,9 @@ from engine.program.decode_executor import create_decode_executor
 from engine.runtime.call_planner import DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import EagerCodec, GraphCodec, make_eager_stage
 from engine.runtime.codec_stage import CodecStage
-from engine.runtime.engine import MAX_WARM_UP_S, Engine, wanted_blocks
+from engine.runtime.engine import MAX_CACHED_PREFIX_POSITIONS, MAX_WARM_UP_S, Engine, wanted_blocks
 from engine.runtime.runner import GraphRunner
-from engine.runtime.workspace import ENCODER_BYTES, fit_blocks
+from engine.runtime.workspace import ENCODER_BYTES, MIN_POSITIONS, fit_blocks
 from engine.weights.fingerprint import fingerprint_checkpoint
 from engine.weights.hub import resolve_folder
 
@@ -199,7 +199,11 @@ def fit_cache(
         return family.make_frames(FrameContext(kv, config, ring))
 
     wanted = wanted_blocks(family.model, config)
-    num_spare = ENCODER_BYTES if family.encode_voice is not None and family.codec is not None else 0
+    # Cached prefixes are copies beside the pool.
+    position_bytes = PagedKV.block_bytes(family.model.kv_shape, config.block_size, dtype) // config.block_size
+    num_spare = MAX_CACHED_PREFIX_POSITIONS * position_bytes
+    if family.encode_voice is not None and family.codec is not None:
+        num_spare += ENCODER_BYTES
     num_blocks = fit_blocks(family.model, make_frames, codec, config, dtype, device, wanted, num_spare)
     return msgspec.structs.replace(config, num_blocks=num_blocks)
 
@@ -288,6 +292,8 @@ def build_engine_info(model: SpeechModel, audio: AudioSpec, config: EngineConfig
     positions = model.max_positions
     if config.num_blocks is not None:
         positions = min(positions, config.num_blocks * config.block_size)
+    elif config.memory_gb is not None:  # the cache is fitted later, and holds at least these
+        positions = min(positions, MIN_POSITIONS)
     abilities = asdict(model.capabilities)
     max_text_tokens = abilities.pop("max_text_tokens") or text_tokens_within(positions, config)
     return EngineInfo(

@@ -30,7 +30,7 @@ def limit_memory(memory_gb: float | None, device: torch.device) -> None:
         raise InvalidRequest(
             f"memory_gb is {memory_gb}; CUDA and its graphs need {OUTSIDE_BYTES / GB} of it", "memory_gb"
         )
-    if allowed > total:
+    if memory_gb * GB > total:
         raise InvalidRequest(f"memory_gb is {memory_gb}; {device} has {total / GB:.1f}", "memory_gb")
     torch.cuda.set_per_process_memory_fraction(allowed / total, device)
 
