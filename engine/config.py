@@ -64,6 +64,10 @@ OPTIONS = frozenset(
         "cosyvoice3.flow.context_blocks",
     }
 )
+# Options of earlier versions.
+REPLACED = dict.fromkeys(
+    ("kv_memory_mb", "cosyvoice3.flow.memory_mb"), "memory_gb limits all memory of a GPU; remove the option"
+)
 PRECISIONS = ("bf16", "fp8", "int4")
 # Minimum duration of a recording for cloning.
 MIN_REFERENCE_S = 1.0
@@ -210,8 +214,9 @@ def check_options(options: Mapping[str, object], prefix: str = "") -> None:
         if isinstance(value, Mapping):
             check_options(value, f"{prefix}{name}.")
         elif f"{prefix}{name}" not in OPTIONS and (constant := _constant(f"{prefix}{name}")) is not None:
+            instead = REPLACED.get(f"{prefix}{name}", "remove the option")
             raise InvalidRequest(
-                f"{prefix}{name} is a constant of the engine, {constant}: remove the option", f"{prefix}{name}"
+                f"{prefix}{name} is a constant of the engine, {constant}: {instead}", f"{prefix}{name}"
             )
 
 

@@ -37,7 +37,7 @@ CPU_LEAD_TICK_S = 0.08
 CPU_NICENESS = 5
 # Settings with a default that follows the memory of a GPU.
 SIZES = ("max_batch_size", "max_running_requests")
-FIRST_GPU = Path("/dev/nvidia0")
+DEVICES = Path("/dev")
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 
 
@@ -189,7 +189,8 @@ def _engine_config(settings: dict[str, Any], device: str) -> EngineConfig:
 
 def cuda_is_visible(device: str) -> bool:
     """Return whether CUDA seems present, without loading PyTorch."""
-    return device.startswith("cuda") or (device == "auto" and FIRST_GPU.exists() and not _all_gpus_are_hidden())
+    has_device = any(DEVICES.glob("nvidia[0-9]*"))
+    return device.startswith("cuda") or (device == "auto" and has_device and not _all_gpus_are_hidden())
 
 
 def _all_gpus_are_hidden() -> bool:

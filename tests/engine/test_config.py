@@ -119,7 +119,9 @@ def test_a_kernel_that_is_not_there_is_refused_on_any_device() -> None:
 def test_by_where_it_will_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, has_gpu: bool, visible: str | None, is_cuda: bool
 ) -> None:
-    monkeypatch.setattr(launch, "FIRST_GPU", tmp_path if has_gpu else tmp_path / "none")
+    if has_gpu:
+        (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(launch, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
