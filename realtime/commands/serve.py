@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def with_gateways(config: ServerConfig) -> ServerConfig:
-    """Return ``config`` with a number of gateways; raises ``InvalidRequest`` for options of the engine.
+    """Return ``config`` with a number of gateways.
 
     The engine of a CPU needs all cores itself. Free ports and devices with MQTT need a single process.
     """

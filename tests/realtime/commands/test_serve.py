@@ -182,7 +182,9 @@ def test_server_prints_address_and_stops_in_order(tmp_path: Path) -> None:
 def test_gateways_follow_the_cores_beside_a_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: dict[str, str], num_cores: int, num_gateways: int
 ) -> None:
-    monkeypatch.setattr("engine.launch.FIRST_GPU", tmp_path)
+    (tmp_path / "nvidia3").touch()
+    monkeypatch.setattr("engine.launch.DEVICES", tmp_path)
+    monkeypatch.setattr("realtime.commands.serve.CPU_QUOTA", tmp_path / "none")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(num_cores)))
     config = with_gateways(load_config(flags=flags))
@@ -202,7 +204,7 @@ def test_gateways_keep_to_the_quota_of_a_container(monkeypatch: pytest.MonkeyPat
 
 
 def test_machine_without_a_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("engine.launch.FIRST_GPU", tmp_path / "none")
+    monkeypatch.setattr("engine.launch.DEVICES", tmp_path)
     assert with_gateways(load_config()).listen.gateways == 1
 
 
