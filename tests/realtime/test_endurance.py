@@ -63,7 +63,8 @@ async def readings(running: ServerProcess) -> dict[str, float]:
         for _ in range(50):
             text = (await http.get(running.url.replace("ws:", "http:") + "/metrics")).text
             told = {name: float(value) for name, value in re.findall(r"^voicewire_(\w+) (\S+)$", text, re.MULTILINE)}
-            if not (told["open_connections"] or told["active_responses"] or told["requests_waiting"]):
+            is_freed = told["kv_blocks_free"] == told["kv_blocks_total"]
+            if is_freed and not (told["open_connections"] or told["active_responses"] or told["requests_waiting"]):
                 return told
             await asyncio.sleep(0.1)
     raise AssertionError(f"not idle: {told}")
