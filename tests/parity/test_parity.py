@@ -32,9 +32,10 @@ PROMPT_TOLERANCE = 2e-6
 HIDDEN_TOLERANCE = 1e-4
 WAVE_TOLERANCE = 1e-5
 EMBEDDING_TOLERANCE = 2e-5
+HALF = len(ALL) // 2
 # Each case in one of the sizes, in turn, and in the other one among the slow tests.
 IN_TURN = [
-    pytest.param(*case.values, id=case.id, marks=() if (number + number // (len(ALL) // 2)) % 2 else pytest.mark.slow)
+    pytest.param(*case.values, id=case.id, marks=() if (number % HALF + number // HALF) % 2 else pytest.mark.slow)
     for number, case in enumerate(ALL)
 ]
 SIZE_AND_TASK = [(size, task) for size in SIZES for task in TASKS]

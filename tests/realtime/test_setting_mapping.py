@@ -121,7 +121,7 @@ def test_sessions_have_the_limits_of_the_settings() -> None:
     names = {field.name for limits in (RegistryLimits, SessionLimits) for field in fields(limits)}
     shared = sorted(names & set(LimitSettings.__struct_fields__) - {"max_active_responses_per_key"})
     defaults = {name: getattr(LimitSettings(), name) for name in shared}
-    values = {name: not value if isinstance(value, bool) else (value or 0) + 1 for name, value in defaults.items()}
+    values = {name: not value if isinstance(value, bool) else (value or 1) + 1 for name, value in defaults.items()}
     settings = LimitSettings(**values)
     limits = registry_limits(ServerConfig(limits=settings), num_keys=1)
     found = {field.name: getattr(owner, field.name) for owner in (limits, limits.session) for field in fields(owner)}

@@ -37,7 +37,7 @@ MAX_DIFFERENCE = 3
 def page_of(task: str, folder: Path) -> Iterator[str]:
     """The address of the page of a server with a checkpoint of a task, without keys."""
     model = write_checkpoint(folder / "model", TINY_PROJECTED, task=task)
-    settings = (f"engine.model={model}", "engine.options.kv_memory_mb=8", f"voices.folder={folder / 'voices'}")
+    settings = (f"engine.model={model}", f"voices.folder={folder / 'voices'}")
     options = [part for setting in settings for part in ("--set", setting)]
     command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--log-level", "error", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:

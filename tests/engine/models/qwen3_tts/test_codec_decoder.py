@@ -186,8 +186,9 @@ def in_pieces(codec: SourceFilterDecoder, codes: Tensor, pieces: list[int]) -> T
 
 
 @lru_cache(2)
+@torch.inference_mode()
 def in_one_piece(vocoder: SourceFilterDecoder, num_rows: int) -> Tensor:
-    return in_pieces(vocoder, vocoder_codes(num_rows), [LENGTH])
+    return vocoder(vocoder_codes(num_rows))
 
 
 @given(pieces=cuts_of(LENGTH), num_rows=st.sampled_from([1, 3]))
