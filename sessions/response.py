@@ -38,7 +38,7 @@ from sessions.response_totals import ResponseTotals
 from sessions.session_services import SessionServices
 from sessions.speaking_queue import SpeakingQueue
 from sessions.stall_detector import StallDetector, StallSource
-from sessions.styles import StyleResolver, create_parser, normalizes_text
+from sessions.styles import StyleResolver, create_parser, normalizes_text, reads_phonemes
 from sessions.text.dead_air import DeadAirRule
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text.ssml.parser import BreakItem, MarkItem
@@ -119,7 +119,7 @@ class Response:
         self._text = TextTrack(
             self._timeline,
             normalizes_text(settings, info),
-            SegmenterSettings(max_segment_tokens=info.max_text_tokens),
+            SegmenterSettings(max_segment_tokens=info.max_text_tokens, reads_phonemes=reads_phonemes(settings, info)),
             DeadAirRule(enabled=settings.avoid_dead_air),
             create_parser(settings, styles, info),
             replay.cuts if replay else (),

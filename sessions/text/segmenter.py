@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sessions.text.block_splitter import WHITE_SPACE
 from sessions.text.boundaries import Boundary, BoundaryDetector
+from sessions.text.phonemes.respelling import INLINE_PHONEMES, PHONEME_STARTS
 from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
 
@@ -44,6 +45,8 @@ class SegmenterSettings:
     clause_end_at_share: float = 0.6
     word_end_at_share: float = 0.75
     end_at_share: float = 0.9
+    # Whether the model reads ``[AH0]``: it counts one character and one token, and is never split.
+    reads_phonemes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Segmenter:
         self._token_tenths = 0
         self._previous = ""
         self._num_word_chars = 0
+        # What may become a phoneme; only its bracket is counted yet.
+        self._open_phoneme = ""
         self._endings = BoundaryDetector()
         self._held: list[SpannedText] = []
 
@@ -129,6 +134,7 @@ class Segmenter:
         return runs, end
 
     def _push_space(self, character: str) -> None:
+        self._count_open_phoneme()
         if self._num_chars:
             self._num_chars += self._previous not in WHITE_SPACE
             self._token_tenths += token_tenths(character)
@@ -138,6 +144,9 @@ class Segmenter:
 
     def _ends_before(self, character: str) -> bool:
         ending = self._endings.boundary_before(character)
+        if self._continues_phoneme(character):
+            return False
+        self._count_open_phoneme()
         if not self._num_chars:
             return False
         if ending >= self._needed():
@@ -169,7 +178,27 @@ class Segmenter:
             return True
         return unicodedata.category(character).startswith("M")
 
+    def _continues_phoneme(self, character: str) -> bool:
+        if not self._open_phoneme:
+            return False
+        longer = self._open_phoneme + character
+        return longer in PHONEME_STARTS or longer in INLINE_PHONEMES
+
+    def _count_open_phoneme(self) -> None:
+        """Count as text what has not become a phoneme."""
+        letters, self._open_phoneme = self._open_phoneme[1:], ""
+        for letter in letters:
+            self._count_text(letter)
+
     def _count(self, character: str) -> None:
+        if not self._continues_phoneme(character):
+            self._count_text(character)
+            self._open_phoneme = "[" if character == "[" and self._settings.reads_phonemes else ""
+            return
+        self._previous = character
+        self._open_phoneme = "" if character == "]" else self._open_phoneme + character
+
+    def _count_text(self, character: str) -> None:
         self._num_chars += self._weight(character)
         self._token_tenths += self._tenths(character)
         self._previous = character
@@ -185,6 +214,7 @@ class Segmenter:
         return self._settings.digit_weight if character.isdecimal() else 1
 
     def _begin_next(self) -> None:
+        self._count_open_phoneme()
         self._num_chars = self._token_tenths = 0
 
     def _emit(self, run: _SegmentRun, piece: SpannedText) -> list[SegmentEvent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -473,3 +474,20 @@ async def test_phonemes_reach_the_engine_as_its_model_reads_them(engine: Recordi
     assert [request.text for request in engine.requests] == [f"A {jif} of a {cat}.", f"A {jif}."]
     assert [word for word, _, _ in words_of(reading)] == ["A", "gif", "of", "a", "dog"]
     assert plain.done.heard.text == "A gif."
+
+
+def of_phonemes(engine: RecordingEngine) -> SessionRegistry:
+    engine._info = msgspec.structs.replace(engine.info, reads_phonemes=True, max_text_tokens=200)
+    return SessionRegistry(engine, LIMITS, make_aligner=UniformAligner)
+
+
+async def test_no_phoneme_is_split_between_requests(engine: RecordingEngine):
+    engine.script = SHORT
+    registry = of_phonemes(engine)
+    word = '<phoneme alphabet="cmu" ph="T AH0 M EY1 T OW0 Z">tomatoes</phoneme>'
+    await say(registry, "a word " * 56 + word * 30)
+    await registry.aclose()
+    texts = [request.text.removeprefix("a word " * 56) for request in engine.requests]
+    assert len(texts) > 1
+    assert "".join(texts) == "[T][AH0][M][EY1][T][OW0][Z]" * 30
+    assert all(re.fullmatch(r"(\[[A-Z]+[012]?\])*", text) for text in texts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sessions.text.phonemes.alphabets import VOWELS
+from sessions.text.phonemes.alphabets import CONSONANTS, VOWELS
 
 _LETTERS = {"JH": "j", "K": "k", "HH": "h", "DH": "th"}
 # Consonants that begin a syllable together.
@@ -75,6 +75,10 @@ _EXCEPTIONS = {
         ).split()
     )
 }
+# Each as in ``SpelledPhonemes.inline``, and what one may begin with.
+_NAMES = [*CONSONANTS, *(vowel + stress for vowel in VOWELS for stress in ("", *"012"))]
+INLINE_PHONEMES = frozenset(f"[{name}]" for name in _NAMES)
+PHONEME_STARTS = frozenset(phoneme[:end] for phoneme in INLINE_PHONEMES for end in range(1, len(phoneme)))
 
 
 class SpelledPhonemes(NamedTuple):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sessions.text.block_splitter import WHITE_SPACE
@@ -232,6 +234,48 @@ def test_any_cutting_gives_the_same_segments_by_tokens(text: str, at: list[int])
 @given(text=raw_texts)
 def test_no_segment_costs_more_tokens_than_allowed(text: str) -> None:
     assert all(cost(segment) <= 40 for segment in texts(text, FEW_TOKENS))
+
+
+PHONEMES = replace(FEW_TOKENS, reads_phonemes=True)
+A_PHONEME = re.compile(r"\[[A-Z]{1,2}[012]?\]")
+phoneme_texts = st.lists(
+    st.sampled_from([*"[T] [AH0] [M] [EY1] [AH [ ] [[ [ah0] AH0] word Word. 3 \u0301 今".split(), " "]), max_size=80
+).map("".join)
+
+
+def test_phonemes_are_one_token_each_and_stay_whole() -> None:
+    tomatoes = "[T][AH0][M][EY1][T][OW0]" * 10
+    assert texts(tomatoes, replace(PHONEMES, max_segment_tokens=200)) == [tomatoes]
+    found = texts("a word " * 8 + tomatoes, PHONEMES)
+    assert [len(A_PHONEME.findall(segment)) for segment in found] == [16, 36, 8]
+    assert "".join(A_PHONEME.sub("", segment) for segment in found) == "a word " * 8
+
+
+@pytest.mark.parametrize("text", ["[AH ", "[AH 0] ", "[AHx "])
+def test_what_does_not_become_a_phoneme_counts_as_text(text: str) -> None:
+    assert texts(text * 60, PHONEMES) == texts(text * 60, FEW_TOKENS)
+
+
+def test_flush_within_a_phoneme_ends_it() -> None:
+    segmenter = Segmenter(PHONEMES)
+    segmenter.push(SpannedText.from_raw("[A", 0))
+    assert segmenter.flush() == [SegmentEnd(0)]
+    segmenter.push(SpannedText.from_raw("H]", 2))
+    assert segmenter.flush() == [SegmentEnd(1)]
+
+
+@given(text=phoneme_texts, at=places)
+def test_any_cutting_splits_no_phoneme(text: str, at: list[int]) -> None:
+    found = texts(text, PHONEMES)
+    assert [segment.text for segment in segments(cut(text, at), PHONEMES)] == found
+    assert [phoneme for segment in found for phoneme in A_PHONEME.findall(segment)] == A_PHONEME.findall(text)
+    assert all(cost(A_PHONEME.sub("[", segment)) <= 40 for segment in found)
+
+
+@given(text=raw_texts | phoneme_texts.map(str.lower))
+def test_text_without_phonemes_is_cut_as_for_other_models(text: str) -> None:
+    assume(not re.search(r"\[[A-Z]", text))
+    assert texts(text, PHONEMES) == texts(text, FEW_TOKENS)
 
 
 ON = DeadAirRule()
