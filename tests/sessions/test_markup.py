@@ -491,3 +491,12 @@ async def test_no_phoneme_is_split_between_requests(engine: RecordingEngine):
     assert len(texts) > 1
     assert "".join(texts) == "[T][AH0][M][EY1][T][OW0][Z]" * 30
     assert all(re.fullmatch(r"(\[[A-Z]+[012]?\])*", text) for text in texts)
+
+
+async def test_lexicon_leaves_phonemes_of_markup(engine: RecordingEngine):
+    registry = of_phonemes(engine)
+    lexicon = Lexicon.from_entries([LexiconEntry(text="k", alias="kilo"), LexiconEntry(text="T", alias="tesla")])
+    text = '1 T, <phoneme alphabet="cmu" ph="K AE1 T">cat</phoneme>.'
+    await say(registry, text, replace(SSML, lexicons=(lexicon,)))
+    await registry.aclose()
+    assert [request.text for request in engine.requests] == ["1 tesla, [K][AE1][T]."]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from sessions.text.lexicons.lexicon import MAX_WRITTEN_CHARS, TOKEN, Lexicon, LexiconMatch
+from sessions.text.phonemes.respelling import INLINE_PHONEMES, PHONEME_STARTS
 from sessions.text.spans import EMPTY, SpannedText
 from sessions.text.ssml.parser import StyleItem
 from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken, text_tokens
 
 if TYPE_CHECKING:
     from sessions.text.ssml.parser import MarkupItem
+
+_PHONEME_NAMES = "|".join(sorted(phoneme.strip("[]") for phoneme in INLINE_PHONEMES))
+_TOKEN_OR_PHONEME = re.compile(rf"\[(?:{_PHONEME_NAMES})\]|{TOKEN.pattern}", re.DOTALL)
+_MAX_START_CHARS = max(map(len, PHONEME_STARTS))
 
 
 class MarkupParser(Protocol):
@@ -42,7 +48,7 @@ class LexiconReader:
         self._parser = parser
         self._lexicons = lexicons
         self._language = language
-        # Whether the model does, in brackets.
+        # Whether the model does, in brackets: they are not looked up.
         self._reads_phonemes = reads_phonemes
         self._active = [lexicon for lexicon in lexicons if lexicon.applies_to(language)]
         self._held = EMPTY
@@ -83,7 +89,7 @@ class LexiconReader:
 
     def _replace(self, is_complete: bool) -> Iterator[TextToken]:
         """Return what is decided of the held text."""
-        tokens: list[str] = TOKEN.findall(self._held.text)
+        tokens = self._tokens(is_complete)
         ranges: list[tuple[int, int]] = []
         aliases: list[str | None] = []
         index = place = 0
@@ -104,6 +110,15 @@ class LexiconReader:
         for piece, alias in zip(pieces, aliases, strict=True):
             yield from text_tokens(piece) if alias is None else [TextToken(alias, piece.raw_start, piece.raw_end)]
 
+    def _tokens(self, is_complete: bool) -> list[str]:
+        """Return words, white space, signs and phonemes; what may become a phoneme waits."""
+        text = self._held.text
+        if not self._reads_phonemes:
+            return TOKEN.findall(text)
+        last = text.rfind("[", -_MAX_START_CHARS)
+        end = last if not is_complete and text[last:] in PHONEME_STARTS else len(text)
+        return _TOKEN_OR_PHONEME.findall(text, 0, end)
+
     def _find(self, tokens: list[str], index: int, is_complete: bool) -> LexiconMatch | Literal[False] | None:
         best: LexiconMatch | None = None
         token = tokens[index]
@@ -111,7 +126,7 @@ class LexiconReader:
         if self._in_long_word and is_word:
             return None
         self._in_long_word = is_word and len(token) > MAX_WRITTEN_CHARS
-        if self._in_long_word or token.isspace():
+        if self._in_long_word or token.isspace() or (self._reads_phonemes and token in INLINE_PHONEMES):
             return None
         for lexicon in self._active:
             match = lexicon.find(tokens, index, is_complete)

@@ -76,6 +76,24 @@ def test_any_cut_gives_the_same_text_with_its_places(text: str, cuts: list[int])
     assert places(read(text)) == whole
 
 
+@given(
+    st.lists(st.sampled_from(["[", "T", "]", "[T", "[AH0]", "[K]", "AH", "[US]", "x", " "]), max_size=20).map("".join),
+    st.lists(st.integers(0, 50), max_size=8),
+)
+def test_phonemes_are_not_looked_up_whatever_the_cut(text: str, cuts: list[int]):
+    entries = {"T": "tesla", "k": "kilo", "[K]": "kay", "US": "U S", "[": "bracket", "x [T": "y", "x [": "z"}
+    lexicon = Lexicon.from_entries([LexiconEntry(text=written, alias=alias) for written, alias in entries.items()])
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    said = []
+    for pieces in ([text], [text[start:end] for start, end in pairwise(edges)], text):
+        reader = LexiconReader(SsmlParser(tokenizer=PlainTokenizer()), [lexicon], "en", reads_phonemes=True)
+        items = [item for piece in pieces for item in reader.push(piece)] + [*reader.finish()]
+        said.append("".join(item.text for item in items if isinstance(item, TextToken)))
+    assert said[1:] == said[:1] * 2
+    for phoneme in ("[T]", "[AH0]", "[K]"):
+        assert said[0].count(phoneme) == text.count(phoneme)
+
+
 @given(TEXTS)
 def test_text_outside_of_entries_is_itself(text: str):
     reached = 0
