@@ -291,10 +291,10 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(19_630, 117, 0),
+    "engine": Size(19_640, 117, 0),
     "sessions": Size(13_910, 120, 0),
     "realtime": Size(28_440, 176, 0),
-    "tests": Size(65_390, 377, 7),
+    "tests": Size(65_410, 377, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
