@@ -24,8 +24,8 @@ STREAM_BYTES = 64 * 2**20
 SPARE = 1.2
 # For reading recordings of voices to clone.
 ENCODER_BYTES = GB // 2
-# Of the cache, at least: a segment of 170 text tokens with all its frames.
-MIN_POSITIONS = 2_048
+# Of the cache, at least: a segment of 150 text tokens with all its frames.
+MIN_POSITIONS = 1_792
 
 Run = Callable[[], object]
 
