@@ -294,7 +294,7 @@ MAX_SIZES = {
     "engine": Size(19_640, 117, 0),
     "sessions": Size(13_910, 120, 0),
     "realtime": Size(28_440, 176, 0),
-    "tests": Size(65_410, 377, 7),
+    "tests": Size(65_420, 377, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
