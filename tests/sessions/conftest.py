@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.api import SpeechRequest
+from engine.api import EngineInfo, SpeechRequest
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.clock import now_s
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SpeechSettings
 from sessions.events import FlushCompleted, ResponseAudio, ResponseEvent, ResponseFinished
 from sessions.registry import SessionRegistry
 from sessions.response import Response
-from tests.fakes.engine import FakeSpeechEngine
+from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
 from tests.fakes.engine_stream import FakeSpeechStream
 
 PCM = AudioFormat(encoding=Encoding.PCM_S16LE)
@@ -29,8 +29,8 @@ LIMITS = RegistryLimits(encoder_threads=0)
 class RecordingEngine(FakeSpeechEngine):
     """Remembers what it was given to say."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, script: FakeScript | None = None, *, info: EngineInfo = FAKE_INFO) -> None:
+        super().__init__(script, info=info)
         self.ever: list[FakeSpeechStream] = []
 
     def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> FakeSpeechStream:

@@ -13,12 +13,11 @@ import pytest
 from wyoming.client import AsyncTcpClient
 from wyoming.tts import Synthesize
 
-from engine.api import SpeechRequest
 from sessions.text.ssml.parser import _CONTAINERS, _EMPTY
-from tests.fakes.engine import FAKE_INFO, FakeScript, FakeSpeechEngine
-from tests.fakes.engine_stream import FakeSpeechStream
+from tests.fakes.engine import FAKE_INFO, FakeScript
 from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, RAW, VLLM_CONFIG, dial, turn
 from tests.realtime.live_server import LiveServer, live_server, speak
+from tests.sessions.conftest import RecordingEngine
 from tests.test_project import ROOT
 
 Speak = Callable[[LiveServer, str], Awaitable[object]]
@@ -183,25 +182,9 @@ def test_columns_are_the_wires_and_models():
 SHORT = FakeScript(ms_per_char=2.0, first_chunk_s=0.001, real_time_factor=0.02)
 
 
-class RememberingEngine(FakeSpeechEngine):
-    """Remembers what it was given to say."""
-
-    def __init__(self, **info: object) -> None:
-        super().__init__(SHORT, info=msgspec.structs.replace(FAKE_INFO, **info))
-        self.ever: list[FakeSpeechStream] = []
-
-    def submit(self, request: SpeechRequest, wake: Callable[[], None] | None = None) -> FakeSpeechStream:
-        self.ever.append(super().submit(request, wake))
-        return self.ever[-1]
-
-    @property
-    def texts(self) -> list[str]:
-        return [stream._text for stream in self.ever]
-
-
 @asynccontextmanager
-async def recording_server(**info: object) -> AsyncIterator[tuple[LiveServer, RememberingEngine]]:
-    engine = RememberingEngine(**info)
+async def recording_server(**info: object) -> AsyncIterator[tuple[LiveServer, RecordingEngine]]:
+    engine = RecordingEngine(SHORT, info=msgspec.structs.replace(FAKE_INFO, **info))
     settings = {"wyoming__address": "127.0.0.1:0", "wyoming__default_key_name": "agent"}
     async with live_server(engine, auth__api_keys=f"agent:{KEY}", **settings) as live:
         yield live, engine
@@ -215,7 +198,7 @@ def without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-async def check(speak_there: Speak, live: LiveServer, engine: RememberingEngine, expected: set[str]) -> None:
+async def check(speak_there: Speak, live: LiveServer, engine: RecordingEngine, expected: set[str]) -> None:
     engine.ever.clear()
     await speak_there(live, document())
     # Segments end at white space.
