@@ -90,7 +90,7 @@ class Caller:
             end_s = time.time() + AFTER_SPEECH_S
             with suppress(TimeoutError):  # the next turn interrupts nothing then
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    while not (self.audible_s and self.audible_s[-1] > end_s):  # noqa: ASYNC110
+                    while not (self.audible_s and self.audible_s[-1] > end_s):  # noqa: ASYNC110  set by a reader
                         await asyncio.sleep(PACKET_S)
             await asyncio.sleep(rng.uniform(*LISTENING_S))
 
