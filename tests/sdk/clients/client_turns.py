@@ -16,6 +16,9 @@ from pathlib import Path
 KEY = "a-key-of-enough-characters"
 TURNS = ("Hello there, how are you today? It is nice to hear from you.", "This is the second turn. Goodbye for now.")
 LONG = " ".join(f"This is sentence number {number} of a very long story." for number in range(30))
+STORY = "Once there was a long story. It had a second sentence, and then a third one. After that it came to its end."
+# By the script of the tests' server.
+STORY_S = 0.06 * len(STORY)
 TURN_TIMEOUT_S = float(os.environ.get("VOICEWIRE_TURN_TIMEOUT_S", "30"))
 # A turn is interrupted once so much of it has come, and something.
 CUT_AFTER_S = float(os.environ.get("VOICEWIRE_CUT_AFTER_S", "0"))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
+from client_turns import KEY, LONG, STORY, STORY_S, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
 from loguru import logger
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
@@ -224,16 +224,16 @@ async def interrupt_early(worker: PipelineWorker) -> None:
 
 
 async def lose_the_line(worker: PipelineWorker, sink: Sink, service: Any) -> None:
-    """Where the session cannot be resumed, the rest of the reply is not spoken on the next line; its end is told."""
-    await worker.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame(LONG)])
+    """Where the session cannot be resumed, the rest of the reply is spoken on the next line, with later text."""
+    head, tail = STORY[:100], STORY[100:]
+    await worker.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame(head)])
     await asyncio.wait_for(sink.sounded.wait(), TURN_TIMEOUT_S)
     service._client._token = "forged"
     service._client._socket._response.connection.transport.abort()
+    await worker.queue_frames([LLMTextFrame(tail), LLMFullResponseEndFrame()])
     await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
-    sink.begin_turn()
-    await worker.queue_frames([LLMTextFrame(" And more of it."), LLMFullResponseEndFrame()])
-    await asyncio.sleep(0.5)
-    assert not sink.pcm
+    duration_s = len(sink.pcm) / 2 / sink.rate
+    assert abs(duration_s - STORY_S) < 0.2, duration_s  # segments are whole frames
 
 
 async def say_until_it_sounds(worker: PipelineWorker, sink: Sink) -> None:
