@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sessions.text.lexicons.lexicon import MAX_ENTRIES, TOKEN, Lexicon, LexiconEntry
-from sessions.text.lexicons.reader import LexiconReader, MarkupParser
+from sessions.text.lexicons.reader import LexiconReader
+from sessions.text.ssml.items import MarkupParser
 from sessions.text.ssml.parser import SsmlParser
 from sessions.text.ssml.tokens import PlainTokenizer
 

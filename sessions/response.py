@@ -41,7 +41,7 @@ from sessions.stall_detector import StallDetector, StallSource
 from sessions.styles import StyleResolver, create_parser, normalizes_text, reads_phonemes
 from sessions.text.dead_air import DeadAirRule
 from sessions.text.segmenter import SegmenterSettings
-from sessions.text.ssml.parser import BreakItem, MarkItem
+from sessions.text.ssml.items import BreakItem, MarkItem
 from sessions.text_budget import TextQueue
 from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
 from sessions.timeline import MAX_INLINE_ALIGN_BYTES

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sessions.metrics import Metrics
     from sessions.packetizer import AudioPacket
     from sessions.session_services import SessionServices
-    from sessions.text.ssml.parser import MarkItem
+    from sessions.text.ssml.items import MarkItem
     from sessions.text.ssml.tokens import MarkupWarning
     from sessions.text_track import TextSegment
     from sessions.timeline import ResponseTimeline

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from sessions.checkpoint import SpokenSegment
-from sessions.text.ssml.parser import BreakItem, MarkItem
+from sessions.text.ssml.items import BreakItem, MarkItem
 from sessions.text_track import TextItem, TextSegment
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from engine.api import EngineInfo, InvalidRequest, SpeechError, UnknownVoice
 from sessions.config import Markup, SpeechSettings
 from sessions.languages import known_language
 from sessions.session_services import SessionServices
-from sessions.text.lexicons.reader import LexiconReader, MarkupParser
+from sessions.text.lexicons.reader import LexiconReader
 from sessions.text.ssml.inline import InlineForms
+from sessions.text.ssml.items import MarkupParser
 from sessions.text.ssml.parser import MAX_EMOTION_CHARS, MarkupContext, SsmlParser
 from sessions.text.ssml.speaker_lines import SpeakerLines
 from sessions.text.ssml.style import SpeechStyle

@@ -10,25 +10,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from engine.api import SpeechStream
 from sessions.checkpoint import EarlyCut, SpokenSegment
 from sessions.clock import is_due
 from sessions.text.dead_air import DeadAirRule, TextPace, TextStats
-from sessions.text.lexicons.reader import MarkupParser
 from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
-from sessions.text.ssml.parser import BreakItem, MarkItem, StyleItem
+from sessions.text.ssml.items import BreakItem, MarkItem, MarkupItem, MarkupParser, StyleItem
 from sessions.text.ssml.raw_map import RawMap
 from sessions.text.ssml.style import PLAIN_STYLE, SpeechStyle
 from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken
 from sessions.text.word_joiner import WordBuffer
 from sessions.timeline import ResponseTimeline, SegmentTimeline
-
-if TYPE_CHECKING:
-    from sessions.text.ssml.parser import MarkupItem
 
 # A long text is read only so far ahead of what is spoken, so that taking it in never holds up others.
 READ_AHEAD_SEGMENTS = 2

@@ -20,7 +20,7 @@ from sessions.events import HeardText
 from sessions.text.spans import SpannedText
 
 if TYPE_CHECKING:
-    from sessions.text.ssml.parser import MarkItem
+    from sessions.text.ssml.items import MarkItem
 
 # Speech that is aligned on the event loop at most, a second at 24 kHz: 3 ms.
 MAX_INLINE_ALIGN_BYTES = 96_000

@@ -23,7 +23,8 @@ from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.events import MarkReached, MarkupWarned, ResponseStatus, ResponseWordTimes
 from sessions.registry import SessionRegistry
 from sessions.text.lexicons.lexicon import MAX_ALIAS_CHARS, Lexicon, LexiconEntry
-from sessions.text.ssml.parser import BreakItem, MarkItem, SsmlParser
+from sessions.text.ssml.items import BreakItem, MarkItem
+from sessions.text.ssml.parser import SsmlParser
 from sessions.text.ssml.tokens import MAX_TAG_CHARS
 from sessions.text_track import TextItem, TextSegment, TextTrack
 from sessions.timeline import ResponseTimeline

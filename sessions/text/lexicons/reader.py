@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
 from sessions.text.lexicons.lexicon import MAX_WRITTEN_CHARS, TOKEN, Lexicon, LexiconMatch
 from sessions.text.phonemes.respelling import INLINE_PHONEMES, PHONEME_STARTS
 from sessions.text.spans import EMPTY, SpannedText
-from sessions.text.ssml.parser import StyleItem
+from sessions.text.ssml.items import MarkupItem, MarkupParser, StyleItem
 from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken, text_tokens
-
-if TYPE_CHECKING:
-    from sessions.text.ssml.parser import MarkupItem
 
 _PHONEME_NAMES = "|".join(sorted(phoneme.strip("[]") for phoneme in INLINE_PHONEMES))
 _TOKEN_OR_PHONEME = re.compile(rf"\[(?:{_PHONEME_NAMES})\]|{TOKEN.pattern}", re.DOTALL)
 _MAX_START_CHARS = max(map(len, PHONEME_STARTS))
-
-
-class MarkupParser(Protocol):
-    """Turns raw text into items. The items do not depend on the cut of the text."""
-
-    @property
-    def num_chars_held(self) -> int: ...
-
-    def push(self, text: str) -> Iterator[MarkupItem]: ...
-
-    def flush(self) -> Iterator[MarkupItem]:
-        """Return what is held as far as it is text."""
-        ...
-
-    def finish(self) -> Iterator[MarkupItem]: ...
-
-    def change_speaker(self, speaker: str, voice: str | None) -> Iterator[MarkupItem]:
-        """End what is held, and have ``voice`` speak the text that follows."""
-        ...
 
 
 class LexiconReader:

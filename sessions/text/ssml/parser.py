@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from sessions.languages import is_english
 from sessions.text.phonemes.alphabets import DEFAULT_ALPHABET, read_phonemes
 from sessions.text.phonemes.respelling import SpelledPhonemes
+from sessions.text.ssml.items import BreakItem, MarkItem, MarkupItem, StyleItem
 from sessions.text.ssml.say_as import INTERPRETATIONS, say_as
 from sessions.text.ssml.style import (
     BREAK_STRENGTHS_MS,
@@ -69,31 +70,6 @@ _CONTAINERS = (
     | _SILENT
 )
 _EMPTY = frozenset(["break", "mark", "meta", "lexicon", "emotion"]) | _RATIOS
-
-
-@dataclass(frozen=True, slots=True)
-class StyleItem:
-    """The style of the text that follows."""
-
-    style: SpeechStyle
-
-
-@dataclass(frozen=True, slots=True)
-class BreakItem:
-    """Silence between the text before and after it."""
-
-    duration_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class MarkItem:
-    """A place in the text that the client named."""
-
-    name: str
-    raw_start: int
-
-
-MarkupItem = TextToken | HiddenToken | StyleItem | BreakItem | MarkItem | MarkupWarning
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessions.text.ssml.inline import MAX_FORM_CHARS, InlineForm, InlineForms
-from sessions.text.ssml.parser import BreakItem, MarkupContext, MarkupItem, SsmlParser, StyleItem
+from sessions.text.ssml.items import BreakItem, MarkupItem, StyleItem
+from sessions.text.ssml.parser import MarkupContext, SsmlParser
 from sessions.text.ssml.tokens import HiddenToken, MarkupTokenizer, MarkupWarning, TextToken, WarningCode
 
 RIME = (InlineForm.RIME_PAUSE, InlineForm.RIME_PHONEMES)

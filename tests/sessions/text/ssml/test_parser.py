@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sessions.text.ssml.items import BreakItem, MarkItem, MarkupItem, StyleItem
 from sessions.text.ssml.parser import (
     MAX_DEPTH,
     MAX_EMOTION_CHARS,
@@ -19,12 +20,8 @@ from sessions.text.ssml.parser import (
     MAX_SAY_AS_CHARS,
     MAX_VOICE_NAMES,
     MAX_WARNINGS,
-    BreakItem,
-    MarkItem,
     MarkupContext,
-    MarkupItem,
     SsmlParser,
-    StyleItem,
 )
 from sessions.text.ssml.style import (
     MAX_BREAK_MS,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.text.ssml.parser import BreakItem, MarkupContext, MarkupItem, SsmlParser, StyleItem
+from sessions.text.ssml.items import BreakItem, MarkupItem, StyleItem
+from sessions.text.ssml.parser import MarkupContext, SsmlParser
 from sessions.text.ssml.speaker_lines import MAX_LABEL_CHARS, SpeakerLines
 from sessions.text.ssml.tokens import HiddenToken, MarkupTokenizer, MarkupWarning, TextToken
 
