@@ -12,10 +12,9 @@ from realtime.protocol.model import RequestedFormat, SpeechOptions
 from realtime.setting_mapping import given_fields
 from realtime.speech_api.request import supported_instructions
 from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED
-from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
+from sessions.config import AudioFormat, Encoding, InlineForm, Markup, SpeechSettings
 from sessions.errors import UnsupportedFormat
 from sessions.languages import known_language
-from sessions.text.ssml.inline import InlineForm
 
 # HTTP: what was left out or replaced in a request that is served.
 WARNING_HEADER = "X-Voicewire-Warning"

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 from engine.api import ClonedVoice, ResumePoint, SamplingParams, SpeechRequest, TextLayout
-from sessions.text.ssml.inline import InlineForm
 
 if TYPE_CHECKING:
     from sessions.text.lexicons.lexicon import Lexicon
@@ -61,6 +60,19 @@ class Markup(StrEnum):
     SSML = "ssml"
 
 
+class InlineForm(StrEnum):
+    """A vendor's own form that controls speech."""
+
+    # ``<500>``: a pause of 500 ms.
+    RIME_PAUSE = "rime_pause"
+    # ``{k1Ast0xm}``: phonemes.
+    RIME_PHONEMES = "rime_phonemes"
+    # ``\{pause:1s\}`` and ``\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\}``
+    DEEPGRAM = "deepgram"
+    # ``[cheerful]``: the tone of the text that follows. Also read beside tags of SSML.
+    BRACKETS = "brackets"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechSettings:
     """Settings of a response. A session holds one as the default of its responses."""
@@ -74,7 +86,7 @@ class SpeechSettings:
     normalize_text: bool | None = None
     # Whether tags in the text control speech (docs/reference/ssml.md).
     markup: Markup = Markup.NONE
-    # A vendor's own forms that control speech, such as pauses; they are read in the text between tags.
+    # Read in the text between tags.
     inline_forms: tuple[InlineForm, ...] = ()
     # Voices by the labels that lines of the text begin with, as ``Anna: Hello.`` (docs/reference/ssml.md).
     speakers: Mapping[str, str] = field(default_factory=dict)

@@ -61,7 +61,7 @@ class SpeechOptions:
     word_times: bool = False
     # Tags in the text control speech.
     ssml: bool = False
-    # Names of ``sessions.text.ssml.inline.InlineForm``: other forms that control speech.
+    # Names of ``sessions.config.InlineForm``: other forms that control speech.
     inline_forms: tuple[str, ...] = ()
     # Names of stored lexicons.
     lexicons: tuple[str, ...] = ()

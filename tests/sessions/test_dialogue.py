@@ -14,11 +14,10 @@ from msgspec.structs import replace as replace_struct
 
 from engine.api import InvalidRequest, UnknownVoice
 from sessions.alignment.uniform_aligner import UniformAligner
-from sessions.config import Markup, SpeechSettings
+from sessions.config import InlineForm, Markup, SpeechSettings
 from sessions.events import MarkupWarned, ResponseStatus, ResponseWordTimes
 from sessions.registry import SessionRegistry
 from sessions.text.lexicons.lexicon import Lexicon, LexiconEntry
-from sessions.text.ssml.inline import InlineForm
 from sessions.text.ssml.speaker_lines import MAX_LABEL_CHARS, MAX_SPEAKERS
 from tests.fakes.engine import FAKE_INFO
 from tests.fakes.virtual_time import VirtualTimeLoop

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
+from sessions.config import InlineForm
 from sessions.text.spans import SpannedText
 from sessions.text.ssml.layers import TextLayer
 from sessions.text.ssml.tokens import (
@@ -34,17 +34,6 @@ _SOUNDS = re.compile(
     "(?:breath|breathe|inhale|exhale|cough|laugh|chuckle|giggle|sigh|yawn|gasp|gulp|swallow|sniff|snort|sneeze"
     "|clear throat|clears throat|applause|clapping|explosion|gunshot|music)s?"
 )
-
-
-class InlineForm(StrEnum):
-    # ``<500>``: a pause of 500 ms.
-    RIME_PAUSE = "rime_pause"
-    # ``{k1Ast0xm}``: phonemes.
-    RIME_PHONEMES = "rime_phonemes"
-    # ``\{pause:1s\}`` and ``\{"word": "tomato", "pronounce": "təˈmeɪtoʊ"\}``
-    DEEPGRAM = "deepgram"
-    # ``[cheerful]``: the tone of the text that follows. Also read beside tags of SSML.
-    BRACKETS = "brackets"
 
 
 class _DeepgramWord(msgspec.Struct, frozen=True):

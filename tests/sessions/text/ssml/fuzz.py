@@ -18,10 +18,11 @@ from itertools import pairwise
 
 from engine.api import InvalidRequest
 from sessions.alignment.uniform_aligner import UniformAligner
+from sessions.config import InlineForm
 from sessions.text.lexicons.files import parse_lexicon
 from sessions.text.lexicons.lexicon import MAX_SPACES, MAX_WRITTEN_CHARS, Lexicon
 from sessions.text.lexicons.reader import LexiconReader
-from sessions.text.ssml.inline import MAX_FORM_CHARS, InlineForm, InlineForms
+from sessions.text.ssml.inline import MAX_FORM_CHARS, InlineForms
 from sessions.text.ssml.items import MarkupItem, MarkupParser
 from sessions.text.ssml.parser import MAX_SAY_AS_CHARS, SsmlParser
 from sessions.text.ssml.speaker_lines import MAX_LABEL_CHARS, SpeakerLines

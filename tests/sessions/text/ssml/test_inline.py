@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessions.text.ssml.inline import MAX_FORM_CHARS, InlineForm, InlineForms
+from sessions.config import InlineForm
+from sessions.text.ssml.inline import MAX_FORM_CHARS, InlineForms
 from sessions.text.ssml.items import BreakItem, MarkupItem, StyleItem
 from sessions.text.ssml.parser import MarkupContext, SsmlParser
 from sessions.text.ssml.tokens import HiddenToken, MarkupTokenizer, MarkupWarning, TextToken, WarningCode
