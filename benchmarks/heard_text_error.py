@@ -23,7 +23,8 @@ from realtime.bench.plan import CORPUS
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner, Pcm
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.text.spans import SpannedText
-from sessions.text_track import TextSegment, TextTrack
+from sessions.text_items import TextSegment
+from sessions.text_track import TextTrack
 from sessions.timeline import ResponseTimeline
 from training.flite import PHONEME_IDS, SAMPLE_RATE_HZ, synthesize
 

@@ -21,7 +21,7 @@ from sessions.config import AudioFormat, Encoding
 from sessions.encoders import EncoderPool
 from sessions.packetizer import PACKET_MS, AudioPacket, RawPacket, codec_delay_ms, create_packetizer
 from sessions.text.ssml.style import PLAIN_STYLE, SpeechStyle
-from sessions.text_track import FlushItem
+from sessions.text_items import FlushItem
 
 # Encoded on the event loop without a turn for others: 0.3 ms.
 ENCODE_SLICE_PACKETS = 4

@@ -43,7 +43,8 @@ from sessions.text.dead_air import DeadAirRule
 from sessions.text.segmenter import SegmenterSettings
 from sessions.text.ssml.items import BreakItem, MarkItem
 from sessions.text_budget import TextQueue
-from sessions.text_track import FlushItem, TextItem, TextSegment, TextTrack
+from sessions.text_items import FlushItem, TextItem, TextSegment
+from sessions.text_track import TextTrack
 from sessions.timeline import MAX_INLINE_ALIGN_BYTES
 from sessions.tracing import ResponseTimes
 from sessions.usage import ResponseAccount

@@ -15,7 +15,7 @@ from sessions.clock import WakeEvent, now_s
 from sessions.events import MarkReached, MarkupWarned
 from sessions.ring import PacketRing
 from sessions.sample_scale import SampleScale
-from sessions.text_track import FlushItem
+from sessions.text_items import FlushItem
 
 if TYPE_CHECKING:
     from sessions.audio_track import AudioOutput
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sessions.session_services import SessionServices
     from sessions.text.ssml.items import MarkItem
     from sessions.text.ssml.tokens import MarkupWarning
-    from sessions.text_track import TextSegment
+    from sessions.text_items import TextSegment
     from sessions.timeline import ResponseTimeline
     from sessions.tracing import ResponseTimes
 

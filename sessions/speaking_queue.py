@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sessions.checkpoint import SpokenSegment
 from sessions.text.ssml.items import BreakItem, MarkItem
-from sessions.text_track import TextItem, TextSegment
+from sessions.text_items import TextItem, TextSegment
 
 if TYPE_CHECKING:
     from engine.api import SpeechStream

@@ -26,7 +26,7 @@ from sessions.encoders import EncoderPool
 from sessions.events import ResponseAudio
 from sessions.packetizer import PACKET_MS, create_packetizer
 from sessions.registry import SessionRegistry
-from sessions.text_track import FlushItem
+from sessions.text_items import FlushItem
 from tests.fakes.engine import FakeSpeechEngine
 from tests.sessions.audio.signals import DEMUXERS, decode, pieces, speech_like
 from tests.sessions.conftest import BURST, LIMITS, PACED, RecordingEngine, read, reading_task

@@ -26,7 +26,8 @@ from sessions.text.lexicons.lexicon import MAX_ALIAS_CHARS, Lexicon, LexiconEntr
 from sessions.text.ssml.items import BreakItem, MarkItem
 from sessions.text.ssml.parser import SsmlParser
 from sessions.text.ssml.tokens import MAX_TAG_CHARS
-from sessions.text_track import TextItem, TextSegment, TextTrack
+from sessions.text_items import TextItem, TextSegment
+from sessions.text_track import TextTrack
 from sessions.timeline import ResponseTimeline
 from tests.fakes.engine import SAMPLE_RATE
 from tests.fakes.virtual_time import VirtualTimeLoop

@@ -20,7 +20,8 @@ from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import Segmenter
 from sessions.text.spans import SpannedText
 from sessions.text.word_joiner import MAX_HELD_CHARS, WordBuffer
-from sessions.text_track import READ_AHEAD_SEGMENTS, FlushItem, TextSegment, TextTrack
+from sessions.text_items import FlushItem, TextSegment
+from sessions.text_track import READ_AHEAD_SEGMENTS, TextTrack
 from sessions.timeline import ResponseTimeline
 from tests.fakes.engine_script import FakeScript
 from tests.fakes.virtual_time import VirtualTimeLoop

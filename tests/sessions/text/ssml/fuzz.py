@@ -35,7 +35,8 @@ from sessions.text.ssml.tokens import (
     TagTokenizer,
     TextToken,
 )
-from sessions.text_track import TextSegment, TextTrack
+from sessions.text_items import TextSegment
+from sessions.text_track import TextTrack
 from sessions.timeline import ResponseTimeline
 from tests.sessions.text.ssml.documents import CONTEXT, random_document
 
