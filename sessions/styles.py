@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from engine.api import EngineInfo, InvalidRequest, SpeechError, UnknownVoice
 from sessions.config import Markup, SpeechSettings
 from sessions.languages import known_language
-from sessions.session_services import SessionServices
 from sessions.text.lexicons.reader import LexiconReader
 from sessions.text.ssml.inline import InlineForms
 from sessions.text.ssml.items import MarkupParser
@@ -17,6 +17,9 @@ from sessions.text.ssml.speaker_lines import SpeakerLines
 from sessions.text.ssml.style import SpeechStyle
 from sessions.text.ssml.tokens import MarkupTokenizer, PlainTokenizer, TagTokenizer
 from sessions.validation import resolve_settings
+
+if TYPE_CHECKING:
+    from sessions.session_services import SessionServices
 
 # The instruction of a style, behind those of the response.
 EMOTION = "Tone of voice: {}."

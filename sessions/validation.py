@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from engine.api import (
     EngineInfo,
@@ -16,9 +17,11 @@ from sessions.config import AudioFormat, SessionLimits, SpeechSettings
 from sessions.errors import LimitExceeded
 from sessions.lexicon_store import MAX_NAMED_LEXICONS, LexiconStore, UnknownLexicon
 from sessions.packetizer import create_packetizer
-from sessions.session_services import SessionServices
 from sessions.text.ssml.speaker_lines import COLONS, MAX_LABEL_CHARS, MAX_SPEAKERS
 from sessions.voices.lookup import resolve_stored_voice
+
+if TYPE_CHECKING:
+    from sessions.session_services import SessionServices
 
 MAX_FRAMES = 2**32 - 1
 
