@@ -16,6 +16,7 @@ import msgspec
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
+from realtime.calls.agent_connection import AgentConnection
 from realtime.calls.call_registry import CallRegistry
 from realtime.dialect_connection import DialectConnection
 from realtime.errors import RequestRefused
@@ -24,7 +25,6 @@ from realtime.protocol.dialects.registry import NATIVE_ROUTE
 from realtime.relayed_client import RelayedClient, RelayRequest
 from realtime.resumption import RefusalCause, ResumableConversation, TokenClaims, resume_refused
 from realtime.server import SpeechServer
-from realtime.transports.call_routes import AgentConnection
 from realtime.transports.relay_transport import RelayTransport
 from realtime.transports.transport import MessageTransport, write_timeout_s
 
