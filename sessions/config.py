@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from engine.api import ClonedVoice, ResumePoint, SamplingParams, SpeechRequest, TextLayout
 
 if TYPE_CHECKING:
+    from sessions.checkpoint import Replay
     from sessions.text.lexicons.lexicon import Lexicon
 
 
@@ -153,6 +154,29 @@ class SpeechSettings:
             group=group,
             resume=resume,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseParams:
+    """What a response is created with."""
+
+    response_id: str
+    # Names its requests of the engine.
+    request_prefix: str
+    # Its requests share the engine's burst capacity with those of the same group.
+    group: str
+    settings: SpeechSettings
+    # It retains what it has sent, for ``Response.resume``.
+    is_resumable: bool = False
+    # It makes again what its client knows, and emits what follows.
+    replay: Replay | None = None
+    # Its key is for bulk work.
+    is_bulk: bool = False
+
+    @property
+    def is_burst(self) -> bool:
+        """True if the engine has no deadline for it."""
+        return self.is_bulk or self.settings.lead_ms is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

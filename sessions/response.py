@@ -30,7 +30,7 @@ from engine.api import (
 from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.checkpoint import Replay
 from sessions.clock import WakeEvent, is_due, now_s
-from sessions.config import AudioFormat, SpeechSettings
+from sessions.config import AudioFormat, ResponseParams
 from sessions.errors import EngineFailed, LimitExceeded, QuotaExceeded, TextInputClosed
 from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
 from sessions.response_output import ResponseOutput
@@ -38,13 +38,10 @@ from sessions.response_totals import ResponseTotals
 from sessions.session_services import SessionServices
 from sessions.speaking_queue import SpeakingQueue
 from sessions.stall_detector import StallDetector, StallSource
-from sessions.styles import StyleResolver, create_parser, normalizes_text, reads_phonemes
-from sessions.text.dead_air import DeadAirRule
-from sessions.text.segmenter import SegmenterSettings
+from sessions.styles import StyleResolver, create_text_track
 from sessions.text.ssml.items import BreakItem, MarkItem
 from sessions.text_budget import TextQueue
 from sessions.text_items import FlushItem, TextItem, TextSegment
-from sessions.text_track import TextTrack
 from sessions.timeline import MAX_INLINE_ALIGN_BYTES
 from sessions.tracing import ResponseTimes
 from sessions.usage import ResponseAccount
@@ -82,60 +79,37 @@ class Response:
 
     def __init__(
         self,
-        response_id: str,
-        request_prefix: str,
-        group: str,
-        settings: SpeechSettings,
+        params: ResponseParams,
         services: SessionServices,
+        account: ResponseAccount,
         text_queue: TextQueue,
         on_text: Callable[[Response], None],
         on_end: Callable[[Response], None],
-        account: ResponseAccount,
-        is_resumable: bool = False,
-        replay: Replay | None = None,
-        is_bulk: bool = False,
     ) -> None:
         """``on_text`` is called with each text that can be spoken; it may raise ``LimitExceeded``.
 
-        Markup may name the voices of the account's key. A resumable response retains what it has sent, for ``resume``.
-        One with a ``replay`` makes again what its client knows, and emits what follows. The engine has no
-        deadline for one in bulk."""
-        info, limits = services.engine.info, services.limits
+        Markup may name the voices of the account's key."""
+        settings, replay = params.settings, params.replay or Replay()
         styles = StyleResolver(settings, account.key, services) if settings.reads_markup else None
-        self.response_id = response_id
+        self.response_id = params.response_id
         self.settings = settings
         self.state = State.OPEN
         # True once only the fact that it has ended is kept.
         self.forgotten = False
-        self._request_prefix = request_prefix
+        self._request_prefix = params.request_prefix
+        self._is_burst = params.is_burst
         self._services = services
-        self._text_queue = text_queue
-        self._on_text = on_text
-        self._on_end = on_end
         self._account = account
-        # No deadline in the engine: the client has no lead, or its key is for bulk work.
-        self._is_burst = is_bulk or settings.lead_ms is None
-        self._has_styles = styles is not None
+        self._text_queue = text_queue
+        self._on_text, self._on_end = on_text, on_end
         self._timeline = services.create_timeline(settings)
-        self._text = TextTrack(
-            self._timeline,
-            normalizes_text(settings, info),
-            SegmenterSettings(max_segment_tokens=info.max_text_tokens, reads_phonemes=reads_phonemes(settings, info)),
-            DeadAirRule(enabled=settings.avoid_dead_air),
-            create_parser(settings, styles, info),
-            replay.cuts if replay else (),
-        )
+        self._text = create_text_track(settings, styles, services.engine.info, self._timeline, replay.cuts)
         self._totals = ResponseTotals(ResponseTimes(now_s()))
-        self._output = ResponseOutput(
-            response_id, settings, services, self._timeline, self._totals.times, is_resumable, replay
-        )
+        self._output = ResponseOutput(params, services, self._timeline, self._totals.times)
         self._ring = self._output.ring
         self._is_suspended = False
         self._alarm = WakeEvent()  # of the task
-        segments = replay.segments if replay else ()
-        self._queue = SpeakingQueue(
-            request_prefix, group, settings, services, styles, self._is_burst, segments, self._alarm.set
-        )
+        self._queue = SpeakingQueue(params, services, styles, self._alarm.set)
         self._task: asyncio.Task[None] | None = None
         self._heard_task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -145,7 +119,7 @@ class Response:
         self._next_check_s = math.inf
         # When silence takes the place of the next segment's sound that a flush waits for.
         self._drain_at_s = math.inf
-        self._stalls = StallDetector(limits)
+        self._stalls = StallDetector(services.limits)
         self._num_popped = 0
 
     @property
@@ -193,7 +167,7 @@ class Response:
         """Have ``voice`` speak the text that follows, or that of the response; word times name the ``speaker``.
 
         For responses that read markup. Raises ``TextInputClosed``."""
-        assert self._has_styles, "a response that reads no markup"
+        assert self.settings.reads_markup, "a response that reads no markup"
         self._require_open("voice")
         self._text.change_speaker(speaker, voice)
         self.advance()
@@ -304,7 +278,7 @@ class Response:
         settings, services = self.settings, self._services
         try:
             rate, encoders, watermark = services.engine.info.sample_rate, services.encoders, services.watermark
-            options = (settings.speed, self._has_styles, watermark, self._ring.num_samples_to_drop)
+            options = (settings.speed, settings.reads_markup, watermark, self._ring.num_samples_to_drop)
             await self._speak(AudioTrack(settings.format, rate, encoders, *options))
         except Exception as error:
             self._fail(error)
@@ -410,7 +384,8 @@ class Response:
             error = end.error or EngineError(f"the engine ended with {end.reason}").info
             raise EngineFailed(error.code, error.message, error.param, error.retry_after_ms)
         self._output.put_checkpoint(segment, b"", self._text.cuts, is_complete=True)
-        self._put(await audio.end_segment(self._has_styles and self._queue.is_break_next(self._text.waiting)), audio)
+        is_break_next = self.settings.reads_markup and self._queue.is_break_next(self._text.waiting)
+        self._put(await audio.end_segment(is_break_next), audio)
         segment.spoken.finish()
         self._output.put_words()
         self._queue.pop()

@@ -20,7 +20,7 @@ from sessions.text_items import FlushItem
 if TYPE_CHECKING:
     from sessions.audio_track import AudioOutput
     from sessions.checkpoint import EarlyCut
-    from sessions.config import SpeechSettings
+    from sessions.config import ResponseParams
     from sessions.events import ResponseFinished
     from sessions.metrics import Metrics
     from sessions.packetizer import AudioPacket
@@ -36,37 +36,31 @@ class ResponseOutput:
     """Owns the ring: others read it, and put what they have made here."""
 
     def __init__(
-        self,
-        response_id: str,
-        settings: SpeechSettings,
-        services: SessionServices,
-        timeline: ResponseTimeline,
-        times: ResponseTimes,
-        is_resumable: bool = False,
-        replay: Replay | None = None,
+        self, params: ResponseParams, services: SessionServices, timeline: ResponseTimeline, times: ResponseTimes
     ) -> None:
-        """A ``replay`` drops what its reader has."""
+        """A replay drops what its reader has."""
+        settings, replay = params.settings, params.replay or Replay()
         self.scale = SampleScale(settings, services.engine.info.sample_rate)
         self.ring = PacketRing(
-            response_id,
+            params.response_id,
             Pacer(settings.format.sample_rate, PacerSettings(lead_ms=settings.lead_ms)),
             UnderrunCounter(services.metrics).count,
             services.limits.max_audio_message_ms,
-            is_resumable,
+            params.is_resumable,
         )
         # Text was missing since the last packets.
         self.text_was_short = False
-        self._response_id = response_id
+        self._response_id = params.response_id
         self._timeline = timeline
         self._times = times
         self._has_word_times = settings.word_times
-        self._checkpoints = CheckpointLog(replay or Replay()) if settings.checkpoints else None
-        self._num_words_to_drop = replay.received_words if replay else 0
+        self._checkpoints = CheckpointLog(replay) if settings.checkpoints else None
+        self._num_words_to_drop = replay.received_words
         self._is_stopped = False
         self._reader = WakeEvent()
         self._wake_reader: Callable[[], None] = self._reader.set
-        if replay is not None:
-            self._drop_received(replay)
+        if params.replay is not None:
+            self._drop_received(params.replay)
 
     # Entries. What was made while the response stopped is dropped.
 

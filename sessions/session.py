@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sessions.admission import ResponseLimiter
 from sessions.checkpoint import Replay
 from sessions.clock import now_s
-from sessions.config import SpeechSettings
+from sessions.config import ResponseParams, SpeechSettings
 from sessions.errors import DuplicateResponse, LimitExceeded, SessionClosed, UnknownResponse
 from sessions.quotas import KeyMeter
 from sessions.response import Response
@@ -104,30 +104,27 @@ class Session:
         self._admission.check(self.key, self._key_limit)
         if self._meter is not None:
             self._meter.check()
-        request_prefix = f"{self.session_id}/{serial}"
-        response = Response(
-            response_id,
-            request_prefix,
-            self.group,
-            settings,
-            self._services,
-            self._text_queue,
-            weak_method(self._admit),
-            weak_method(self._on_response_end),
-            ResponseAccount(
-                request_prefix,
-                self.key,
-                self._services.metrics,
-                self._meter,
-                self._services.usage,
-                replay is not None,
-                self._services.tracer,
-                self.trace_parent if trace_parent is None else trace_parent,
-            ),
-            self._is_resumable,
-            replay,
-            self._is_bulk,
+        params = ResponseParams(
+            response_id=response_id,
+            request_prefix=f"{self.session_id}/{serial}",
+            group=self.group,
+            settings=settings,
+            is_resumable=self._is_resumable,
+            replay=replay,
+            is_bulk=self._is_bulk,
         )
+        account = ResponseAccount(
+            params.request_prefix,
+            self.key,
+            self._services.metrics,
+            self._meter,
+            self._services.usage,
+            replay is not None,
+            self._services.tracer,
+            self.trace_parent if trace_parent is None else trace_parent,
+        )
+        on_text, on_end = weak_method(self._admit), weak_method(self._on_response_end)
+        response = Response(params, self._services, account, self._text_queue, on_text, on_end)
         self._active.add(response)
         self._responses[response_id] = response
         self._prefetch(settings)

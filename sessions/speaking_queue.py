@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from sessions.text_items import TextItem, TextSegment
 
 if TYPE_CHECKING:
     from engine.api import SpeechStream
-    from sessions.config import SpeechSettings
+    from sessions.config import ResponseParams
     from sessions.session_services import SessionServices
     from sessions.styles import StyleResolver
 
@@ -26,27 +26,23 @@ class SpeakingQueue:
 
     def __init__(
         self,
-        request_prefix: str,
-        group: str,
-        settings: SpeechSettings,
+        params: ResponseParams,
         services: SessionServices,
         styles: StyleResolver | None,
-        is_burst: bool,
-        to_replay: Sequence[SpokenSegment],
         on_event: Callable[[], None],
     ) -> None:
-        """``to_replay`` are the first segments as another gateway spoke them. ``on_event`` is called when a stream may
-        have another event."""
+        """The first segments of a replay are spoken as another gateway spoke them. ``on_event`` is called when a stream
+        may have another event."""
         # Segments submitted. One that is submitted again counts once.
         self.num_segments = 0
-        self._request_prefix = request_prefix
-        self._group = group
-        self._settings = settings
+        self._request_prefix = params.request_prefix
+        self._group = params.group
+        self._settings = params.settings
+        self._is_burst = params.is_burst
         self._services = services
         self._styles = styles
-        self._is_burst = is_burst
         # Not yet submitted.
-        self._to_replay = deque(to_replay)
+        self._to_replay = deque(params.replay.segments if params.replay else ())
         self._on_event = on_event
         self._items: deque[TextItem] = deque()
         self._streams: list[SpeechStream] = []

@@ -1,4 +1,4 @@
-"""What the settings make of markup: what reads it, and the settings of parts with another voice, language or rate."""
+"""What the settings make of text: what reads it, and the settings of parts with another voice, language or rate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING
 from engine.api import EngineInfo, InvalidRequest, SpeechError, UnknownVoice
 from sessions.config import Markup, SpeechSettings
 from sessions.languages import known_language
+from sessions.text.dead_air import DeadAirRule
 from sessions.text.lexicons.reader import LexiconReader
+from sessions.text.segmenter import SegmenterSettings
 from sessions.text.ssml.inline import InlineForms
 from sessions.text.ssml.items import MarkupParser
 from sessions.text.ssml.parser import MAX_EMOTION_CHARS, MarkupContext, SsmlParser
 from sessions.text.ssml.speaker_lines import SpeakerLines
 from sessions.text.ssml.style import SpeechStyle
 from sessions.text.ssml.tokens import MarkupTokenizer, PlainTokenizer, TagTokenizer
+from sessions.text_track import TextTrack
 from sessions.validation import resolve_settings
 
 if TYPE_CHECKING:
+    from sessions.checkpoint import EarlyCut
     from sessions.session_services import SessionServices
+    from sessions.timeline import ResponseTimeline
 
 # The instruction of a style, behind those of the response.
 EMOTION = "Tone of voice: {}."
@@ -112,6 +117,24 @@ def normalizes_text(settings: SpeechSettings, info: EngineInfo) -> bool:
 def reads_phonemes(settings: SpeechSettings, info: EngineInfo) -> bool:
     """Return whether phonemes reach the model as they are; the normalizer would change them."""
     return info.reads_phonemes and not normalizes_text(settings, info)
+
+
+def create_text_track(
+    settings: SpeechSettings,
+    styles: StyleResolver | None,
+    info: EngineInfo,
+    timeline: ResponseTimeline,
+    cuts: Iterable[EarlyCut],
+) -> TextTrack:
+    """Return the text of a response, which makes the ``cuts`` again."""
+    return TextTrack(
+        timeline,
+        normalizes_text(settings, info),
+        SegmenterSettings(max_segment_tokens=info.max_text_tokens, reads_phonemes=reads_phonemes(settings, info)),
+        DeadAirRule(enabled=settings.avoid_dead_air),
+        create_parser(settings, styles, info),
+        cuts,
+    )
 
 
 def create_parser(settings: SpeechSettings, styles: StyleResolver | None, info: EngineInfo) -> MarkupParser | None:
