@@ -1,7 +1,7 @@
 """A spoken reply: text goes in, packets come out in order, and it ends exactly once.
 
 ``Response`` holds all state of a reply. Its text, audio and packets are in ``TextTrack``, ``SpeakingQueue``,
-``AudioTrack`` and ``ResponseOutput``, none of which calls back; engine events and time wake one task, which lives
+``AudioProducer`` and ``ResponseOutput``, none of which calls back; engine events and time wake one task, which lives
 while it speaks.
 """
 
@@ -10,28 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 
-from engine.api import (
-    EngineError,
-    EngineOverloaded,
-    FinishReason,
-    InvalidRequest,
-    RequestFinished,
-    RequestParked,
-    RequestTooLong,
-    SpeechChunk,
-    SpeechError,
-    SpeechEvent,
-)
-from sessions.audio_track import AudioOutput, AudioTrack
+from engine.api import InvalidRequest, RequestTooLong, SpeechError
+from sessions.audio_producer import AudioProducer
 from sessions.checkpoint import Replay
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, ResponseParams
-from sessions.errors import EngineFailed, LimitExceeded, QuotaExceeded, TextInputClosed
+from sessions.errors import LimitExceeded, QuotaExceeded, TextInputClosed
 from sessions.events import HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
 from sessions.response_output import ResponseOutput
 from sessions.response_totals import ResponseTotals
@@ -39,9 +28,9 @@ from sessions.session_services import SessionServices
 from sessions.speaking_queue import SpeakingQueue
 from sessions.stall_detector import StallDetector, StallSource
 from sessions.styles import StyleResolver, create_text_track
-from sessions.text.ssml.items import BreakItem, MarkItem
+from sessions.text.ssml.items import BreakItem
 from sessions.text_budget import TextQueue
-from sessions.text_items import FlushItem, TextItem, TextSegment
+from sessions.text_items import TextItem, TextSegment
 from sessions.timeline import MAX_INLINE_ALIGN_BYTES
 from sessions.tracing import ResponseTimes
 from sessions.usage import ResponseAccount
@@ -52,9 +41,6 @@ logger = logging.getLogger(__name__)
 YIELD_EVERY_EVENTS = 50
 # A burst reply begins no further segment while its audio is not read for so long.
 MAX_UNREAD_S = 1.0
-# Audio that the listener still has when the encoder is drained at the latest.
-DRAIN_MARGIN_S = 0.2
-MAX_DRAIN_WAIT_S = 1.0
 
 
 class State(Enum):
@@ -107,18 +93,17 @@ class Response:
         self._totals = ResponseTotals(ResponseTimes(now_s()))
         self._output = ResponseOutput(params, services, self._timeline, self._totals.times)
         self._ring = self._output.ring
-        self._is_suspended = False
         self._alarm = WakeEvent()  # of the task
         self._queue = SpeakingQueue(params, services, styles, self._alarm.set)
         self._task: asyncio.Task[None] | None = None
+        # Of the task.
+        self._producer: AudioProducer | None = None
         self._heard_task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._terminal: ResponseFinished | None = None
         # Playout position at the end, at the engine's rate.
         self._ended_at_samples = 0
         self._next_check_s = math.inf
-        # When silence takes the place of the next segment's sound that a flush waits for.
-        self._drain_at_s = math.inf
         self._stalls = StallDetector(services.limits)
         self._num_popped = 0
 
@@ -275,125 +260,36 @@ class Response:
     # The task
 
     async def _run(self) -> None:
-        settings, services = self.settings, self._services
         try:
-            rate, encoders, watermark = services.engine.info.sample_rate, services.encoders, services.watermark
-            options = (settings.speed, settings.reads_markup, watermark, self._ring.num_samples_to_drop)
-            await self._speak(AudioTrack(settings.format, rate, encoders, *options))
+            self._producer = AudioProducer(
+                self.settings, self._services, self._text, self._queue, self._output, self._totals
+            )
+            await self._speak(self._producer)
         except Exception as error:
             self._fail(error)
         finally:
+            self._producer = None
             if self.state is State.SPEAKING:  # the event loop is being torn down
                 self._stop(ResponseStatus.CANCELLED)
             await self._queue.release()
 
-    async def _speak(self, audio: AudioTrack) -> None:
+    async def _speak(self, producer: AudioProducer) -> None:
         """Speak what has begun, in order, until all is spoken or the state changes."""
         while self.state is State.SPEAKING:
-            item = self._queue.current
-            if item is None and self._text.exhausted:
-                self._put([await audio.finish()], audio)
+            if self._queue.current is None and self._text.exhausted:
+                await producer.finish()
                 self._begin_draining()
-            elif isinstance(item, FlushItem):
-                await self._apply_flush(item, audio)
-            elif isinstance(item, BreakItem):
-                self._put([await audio.insert_break(item.duration_ms, self.settings.speed)], audio)
-                self._queue.pop()
-            elif isinstance(item, MarkItem):
-                self._output.put_mark(item, audio.num_engine_samples)
-                self._queue.pop()
-            elif item is not None and item.spoken.start_sample is None:
-                await self._begin_segment(item, audio)
-            elif item is not None and (event := _next_event(item)) is not None:
-                await self._apply_event(item, event, audio)
-            elif self._is_due(self._drain_at_s):
-                await self._drain_flush(item, audio)
-            else:
-                self._output.text_was_short |= item is None and self._text.is_starving(())
+            elif not await producer.step():
+                self._output.text_was_short |= self._queue.current is None and self._text.is_starving(())
                 await self._alarm.wait(until_s=self._wake_s)
-                if not self._is_due(self._next_check_s):
+                if self._next_check_s == math.inf or not is_due(self._next_check_s, now_s()):
                     continue
             self._begin_due()
 
     @property
     def _wake_s(self) -> float:
         """Return the time of the next change that no event announces; infinite if there is none."""
-        return min(self._next_check_s, self._drain_at_s)
-
-    @staticmethod
-    def _is_due(moment_s: float) -> bool:
-        return moment_s != math.inf and is_due(moment_s, now_s())
-
-    async def _apply_flush(self, item: FlushItem, audio: AudioTrack) -> None:
-        self._put(await audio.flush(item, self._queue.is_segment_next), audio)
-        self._queue.pop()
-        await asyncio.sleep(0)
-
-    async def _begin_segment(self, segment: TextSegment, audio: AudioTrack) -> None:
-        self._put([await audio.begin_segment(segment.spoken.push, segment.style)], audio)
-        segment.spoken.start_sample = audio.num_engine_samples
-        if audio.has_pending_flush:
-            left_s = self._ring.left_ms(now_s()) / 1000
-            self._drain_at_s = now_s() + min(max(left_s - DRAIN_MARGIN_S, 0.0), MAX_DRAIN_WAIT_S)
-        self._report_playback_to_engine()
-
-    async def _drain_flush(self, segment: TextSegment | None, audio: AudioTrack) -> None:
-        """Complete a flush with silence: the next segment's first sound is late."""
-        self._drain_at_s = math.inf
-        self._put(await audio.complete_flush(), audio)
-        if segment is not None:
-            segment.spoken.start_sample = audio.num_engine_samples
-
-    async def _apply_event(self, segment: TextSegment, event: SpeechEvent, audio: AudioTrack) -> None:
-        self._totals.num_engine_events += 1
-        match event:
-            case SpeechChunk():
-                self._drain_at_s = math.inf
-                await self._apply_chunk(segment, event, audio)
-            case RequestParked():
-                segment.is_parked = not segment.closed
-                self._output.text_was_short = True
-            case RequestFinished():
-                self._drain_at_s = math.inf
-                await self._apply_segment_end(segment, event, audio)
-
-    async def _apply_chunk(self, segment: TextSegment, chunk: SpeechChunk, audio: AudioTrack) -> None:
-        segment.has_audio = True
-        if self._totals.times.first_chunk_s is None:
-            self._totals.times.first_chunk_s, self._totals.times.engine = now_s(), chunk.timings
-        segment.num_bytes_to_replay = max(segment.num_bytes_to_replay - len(chunk.codes), 0)
-        self._output.put_checkpoint(segment, chunk.codes, self._text.cuts)
-        if not self._totals.num_samples and self._services.limits.flush_first_packet:
-            first, chunk = audio.split_first_packet(chunk)
-            self._put(await audio.push(first), audio)
-            await asyncio.sleep(0)  # now it leaves
-        elif self._services.limits.one_chunk_per_loop_iteration:
-            await self._services.encoders.wait_turn()
-        self._put(await audio.push(chunk), audio)
-        segment.spoken.num_trimmed = audio.num_trimmed
-        self._output.put_words()
-        self._report_playback_to_engine()
-
-    async def _apply_segment_end(self, segment: TextSegment, end: RequestFinished, audio: AudioTrack) -> None:
-        is_refused = end.error is not None and end.error.code == EngineOverloaded.code
-        if is_refused and not self._is_suspended and self._services.evict(lambda session: session.is_generating):
-            self._queue.submit_again(segment)
-            return
-        self._totals.on_segment_end(end, self.settings, self._services.metrics)
-        if end.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-            error = end.error or EngineError(f"the engine ended with {end.reason}").info
-            raise EngineFailed(error.code, error.message, error.param, error.retry_after_ms)
-        self._output.put_checkpoint(segment, b"", self._text.cuts, is_complete=True)
-        is_break_next = self.settings.reads_markup and self._queue.is_break_next(self._text.waiting)
-        self._put(await audio.end_segment(is_break_next), audio)
-        segment.spoken.finish()
-        self._output.put_words()
-        self._queue.pop()
-        self._text.end_segment(segment)
-
-    def _put(self, outputs: Iterable[AudioOutput], audio: AudioTrack) -> None:
-        self._totals.num_samples = audio.num_samples
-        self._output.put_audio(outputs)
+        return self._next_check_s if self._producer is None else min(self._next_check_s, self._producer.drain_at_s)
 
     def _begin_draining(self) -> None:
         if self._ring.lacks_received:
@@ -468,9 +364,8 @@ class Response:
 
     def suspend(self) -> None:
         """Stop the playback clock until ``resume``. Nothing is cancelled; the engine works until its lead is full."""
-        self._is_suspended = True
-        self._ring.freeze(now_s())
-        self._report_playback_to_engine()
+        self._output.suspend()
+        self._queue.report_playback(self._output)
 
     def resume(self, received_samples: int, played_ms: float | None) -> None:
         """Go back to what a reader with ``received_samples`` lacks; Opus begins earlier, by a preroll.
@@ -483,9 +378,8 @@ class Response:
             self.cancel(played_ms)
             self._output.rewind(self._ring.num_sent_samples, played_ms)
             self._ring.skip_to_end()
-        self._is_suspended = False
         self._stalls = StallDetector(self._services.limits)
-        self._report_playback_to_engine()
+        self._queue.report_playback(self._output)
         self.advance()
         self._output.wake_reader()
 
@@ -499,7 +393,7 @@ class Response:
     def report_playback(self, played_ms: float) -> None:
         """Set the listener's position to the client's count; the playback clock runs on from there."""
         self._output.report_playback(played_ms)
-        self._report_playback_to_engine()
+        self._queue.report_playback(self._output)
         self.advance()
         self._output.wake_reader()
 
@@ -519,13 +413,6 @@ class Response:
         self.forgotten = self._output.has_popped_end
         if self.forgotten:
             self._timeline.discard()
-
-    def _report_playback_to_engine(self) -> None:
-        segment = self._queue.current
-        if isinstance(segment, TextSegment) and not self._is_burst and self.state is State.SPEAKING:
-            rate = self._services.engine.info.sample_rate
-            tolerance_samples = rate * self._services.limits.playback_tolerance_ms / 1000
-            segment.report_playback(self._output.played_engine_samples(), now_s(), rate, tolerance_samples)
 
     # The end
 
@@ -557,9 +444,9 @@ class Response:
         if self.is_done:
             return
         source = self._waits_for(now)
-        if self._is_suspended:
+        if self._output.is_suspended:
             # The engine's own clock would run on.
-            self._report_playback_to_engine()
+            self._queue.report_playback(self._output)
             if source is not StallSource.ENGINE:
                 return
         match source:
@@ -635,11 +522,6 @@ class Response:
     def _put_terminal(self, terminal: ResponseFinished) -> None:
         self.state = State.ENDED
         self._output.close(terminal)
-
-
-def _next_event(segment: TextSegment) -> SpeechEvent | None:
-    assert segment.stream is not None, "a segment that has not begun"
-    return segment.stream.next_event()
 
 
 def _stop_cancelled(response: Response, _: asyncio.Task[None]) -> None:

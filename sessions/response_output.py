@@ -56,7 +56,9 @@ class ResponseOutput:
         self._has_word_times = settings.word_times
         self._checkpoints = CheckpointLog(replay) if settings.checkpoints else None
         self._num_words_to_drop = replay.received_words
-        self._is_stopped = False
+        self.is_stopped = False
+        # The reader is gone, and may come back.
+        self.is_suspended = False
         self._reader = WakeEvent()
         self._wake_reader: Callable[[], None] = self._reader.set
         if params.replay is not None:
@@ -67,14 +69,14 @@ class ResponseOutput:
     def put_audio(self, outputs: Iterable[AudioOutput]) -> None:
         for output in outputs:
             if isinstance(output, FlushItem):
-                if not self._is_stopped:
+                if not self.is_stopped:
                     self.ring.put_flush(output.flush)
                     self.wake_reader()
             else:
                 self._put_packets(output)
 
     def _put_packets(self, packets: Sequence[AudioPacket]) -> None:
-        if packets and not self._is_stopped:
+        if packets and not self.is_stopped:
             cause = UnderrunCause.TEXT if self.text_was_short else UnderrunCause.ENGINE
             now = now_s()
             if self._times.first_packet_s is None:
@@ -85,7 +87,7 @@ class ResponseOutput:
 
     def put_words(self) -> None:
         """Put the words and marks whose times are known since the last call."""
-        if self._has_word_times and not self._is_stopped:
+        if self._has_word_times and not self.is_stopped:
             words = self._timeline.new_words()
             lacking = words[self._num_words_to_drop :]
             self._num_words_to_drop = max(self._num_words_to_drop - len(words), 0)
@@ -97,7 +99,7 @@ class ResponseOutput:
 
     def put_mark(self, mark: MarkItem, engine_sample: int) -> None:
         """``engine_sample`` counts at the engine's rate."""
-        if not self._is_stopped:
+        if not self.is_stopped:
             sample, time_ms = self.scale.from_engine(engine_sample)
             self.ring.put_event(MarkReached(self._response_id, mark.name, sample, time_ms))
             self.wake_reader()
@@ -107,7 +109,7 @@ class ResponseOutput:
     ) -> None:
         """Put what the client does not know of the next ``codes`` of a segment, and of ``cuts``, all so far."""
         log = self._checkpoints
-        if log is None or segment.known is None or self._is_stopped:
+        if log is None or segment.known is None or self.is_stopped:
             return
         index = log.index
         found = log.add(segment.number, segment.known.is_text_closed, codes, cuts, is_complete)
@@ -122,7 +124,7 @@ class ResponseOutput:
 
     def stop(self, drops_unsent: bool) -> None:
         """Put nothing but the terminal event any more."""
-        self._is_stopped = True
+        self.is_stopped = True
         if drops_unsent:
             self.ring.clear()
 
@@ -158,10 +160,16 @@ class ResponseOutput:
         """Return the listener's position at the engine's rate."""
         return self.scale.to_engine(self.ring.played_samples(now_s()))
 
+    def suspend(self) -> None:
+        """Stop the playback clock until ``rewind``."""
+        self.is_suspended = True
+        self.ring.freeze(now_s())
+
     def rewind(self, received_samples: int, played_ms: float | None) -> None:
         """Go back to what a reader with ``received_samples`` lacks. Raises ``ValueError`` where that is gone."""
         played_samples = self.scale.received_or_played(received_samples, played_ms)
         self.ring.rewind(received_samples, played_samples, self.scale.preroll_samples, now_s())
+        self.is_suspended = False
 
     def _drop_received(self, replay: Replay) -> None:
         """Begin where the reader of another gateway was cut off."""

@@ -8,12 +8,14 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from sessions.checkpoint import SpokenSegment
+from sessions.clock import now_s
 from sessions.text.ssml.items import BreakItem, MarkItem
 from sessions.text_items import TextItem, TextSegment
 
 if TYPE_CHECKING:
     from engine.api import SpeechStream
     from sessions.config import ResponseParams
+    from sessions.response_output import ResponseOutput
     from sessions.session_services import SessionServices
     from sessions.styles import StyleResolver
 
@@ -119,6 +121,14 @@ class SpeakingQueue:
             segment.stream.end_input()
         self._streams.append(segment.stream)
         self.num_segments += 1
+
+    def report_playback(self, output: ResponseOutput) -> None:
+        """Give the engine the listener's position in the segment that is being spoken."""
+        segment = self.current
+        if isinstance(segment, TextSegment) and not self._is_burst and not output.is_stopped:
+            rate = self._services.engine.info.sample_rate
+            tolerance_samples = rate * self._services.limits.playback_tolerance_ms / 1000
+            segment.report_playback(output.played_engine_samples(), now_s(), rate, tolerance_samples)
 
     def cancel(self) -> None:
         for stream in self._streams:
