@@ -282,7 +282,7 @@ class Response:
             elif not await producer.step():
                 self._output.text_was_short |= self._queue.current is None and self._text.is_starving(())
                 await self._alarm.wait(until_s=self._wake_s)
-                if self._next_check_s == math.inf or not is_due(self._next_check_s, now_s()):
+                if not is_due(self._next_check_s, now_s()):
                     continue
             self._begin_due()
 
