@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -10,39 +9,22 @@ from typing import TYPE_CHECKING
 
 from engine.api import InvalidRequest, SpeechError
 from realtime.config import ServerConfig
+from realtime.dialect_events import audio_format, context_ended, context_failed, to_dialect_event
 from realtime.errors import RequestRefused
 from realtime.option_resolver import OptionResolver
 from realtime.protocol import events as ev
 from realtime.protocol import model
-from realtime.protocol.native import SUBPROTOCOL
 from realtime.setting_mapping import can_replay, speech_settings, wire_settings, with_seed
-from realtime.version import VERSION
-from sessions.alignment.word_times import WordTime
-from sessions.audio.provenance import SOURCE_TYPE
 from sessions.checkpoint import Replay
 from sessions.clock import now_s
 from sessions.config import SpeechSettings
 from sessions.errors import LimitExceeded, SessionClosed, SessionError
-from sessions.events import (
-    CheckpointAdded,
-    FlushCompleted,
-    MarkReached,
-    MarkupWarned,
-    ResponseAudio,
-    ResponseEvent,
-    ResponseFinished,
-    ResponseWordTimes,
-)
-from sessions.response import Response
-from sessions.ring import RESUME_WINDOW_S
-from sessions.voices.lookup import voices_for
+from sessions.events import ResponseEvent, ResponseFinished
 
 if TYPE_CHECKING:
-    from realtime.server import SpeechServer
+    from sessions.response import Response
     from sessions.session import Session
 
-# Stored voices that are listed on connect; ``GET /v1/voices`` lists all.
-MAX_LISTED_VOICES = 1_000
 # Of a speaker that is reported with words.
 MAX_SPEAKER_CHARS = 64
 
@@ -188,7 +170,7 @@ class Conversation:
             if waits is not None:
                 self.check_can_start()
         except (RequestRefused, SessionError) as error:
-            return [_failed(intent.context, error)]
+            return [context_failed(intent.context, error)]
         self._open[intent.context] = ContextState(intent.context, settings, now_s(), waits, admitted=waits is not None)
         return [model.ContextOpened(intent.context, warnings)]
 
@@ -201,12 +183,12 @@ class Conversation:
                 intent.context, settings=settings, text=intent.text, text_closed=intent.last, replay=replay
             )
         except SpeechError as error:
-            return [_failed(intent.context, error)]
+            return [context_failed(intent.context, error)]
         context = ContextState(intent.context, settings, now_s(), ended=intent.last)
         self._open[intent.context] = context
         self._speak(context, response)
         num_lacking = 0 if replay is None else max(replay.received_samples - response.next_sample, 0)
-        audio, wire = _audio_format(response), wire_settings(settings)
+        audio, wire = audio_format(response), wire_settings(settings)
         return [model.ResponseOpened(intent.context, audio, wire, response.next_sample, num_lacking)]
 
     def _replay(self, given: ev.Resync | None, settings: SpeechSettings) -> Replay | None:
@@ -270,7 +252,7 @@ class Conversation:
             response.resume(position.received_samples, position.played_ms)
         return model.ResumedContext(
             position.response_id,
-            _audio_format(response),
+            audio_format(response),
             wire_settings(context.settings),
             response.num_text_chars,
             response.num_flushes,
@@ -379,16 +361,16 @@ class Conversation:
 
     def _on_event(self, context: ContextState, response: Response, event: ResponseEvent) -> model.DialectEvent:
         if not isinstance(event, ResponseFinished):
-            return _to_dialect_event(context.context_id, response, event)
+            return to_dialect_event(context.context_id, response, event)
         self._speaking.remove(context)
         self._release_held()
         self._remember(context.context_id, response)
-        [ended] = self._leave(context, _ended(context.context_id, event))
+        [ended] = self._leave(context, context_ended(context.context_id, event))
         self._events.extend(self._finish_if_done())
         return ended
 
     def _fail(self, context: ContextState, error: SpeechError) -> list[model.DialectEvent]:
-        return self._leave(context, _failed(context.context_id, error))
+        return self._leave(context, context_failed(context.context_id, error))
 
     def _leave(self, context: ContextState, ended: model.ContextEnded) -> list[model.DialectEvent]:
         del self._open[context.context_id]
@@ -436,108 +418,3 @@ def _new_text(context: ContextState, intent: model.AppendText) -> str:
     if intent.at > num_received:
         raise RequestRefused("text_gap", f"at is {intent.at}; {num_received} characters were received", "at")
     return intent.text[num_received - intent.at :]
-
-
-def _audio_format(response: Response) -> ev.ResponseAudioFormat:
-    return ev.ResponseAudioFormat(
-        encoding=response.format.encoding,
-        sample_rate=response.format.sample_rate,
-        pre_skip_samples=response.pre_skip_samples,
-    )
-
-
-def _to_dialect_event(context_id: str, response: Response, event: ResponseEvent) -> model.DialectEvent:
-    pre_skip, samples_per_ms = response.pre_skip_samples, response.format.sample_rate / 1000
-
-    def ms(sample: int) -> float:
-        return max((sample - pre_skip) / samples_per_ms, 0.0)
-
-    match event:
-        case ResponseAudio():
-            return model.ContextAudio(
-                context_id,
-                b"".join(event.packets),
-                ms(event.start_sample),
-                ms(event.start_sample + event.num_samples),
-                event.packets,
-                event.sequence,
-                event.start_sample,
-            )
-        case ResponseWordTimes():
-            return model.ContextWords(context_id, tuple(_timed(word) for word in event.words))
-        case CheckpointAdded():
-            return model.ContextCheckpoint(context_id, event.index, event.data)
-        case FlushCompleted():
-            return model.ContextFlushed(context_id, ms(event.end_sample), event.flush, event.end_sample)
-        case MarkReached():
-            return model.ContextMark(context_id, event.name, event.sample, event.time_ms)
-        case MarkupWarned():
-            return model.ContextWarning(context_id, event.code, event.element, event.raw_start)
-        case ResponseFinished():
-            return _ended(context_id, event)
-
-
-def _timed(word: WordTime) -> model.TimedWord:
-    return model.TimedWord(
-        text=word.text,
-        start_ms=word.start_ms,
-        end_ms=word.end_ms,
-        char_ends_ms=word.char_ends_ms,
-        spoken=word.spoken,
-        spoken_ends_ms=word.spoken_ends_ms,
-        raw_start=word.raw_start,
-        raw_end=word.raw_end,
-        segment=word.segment,
-        speaker=word.speaker,
-    )
-
-
-def _ended(context_id: str, done: ResponseFinished) -> model.ContextEnded:
-    return model.ContextEnded(
-        context_id,
-        done.status.value,
-        done.audio_ms,
-        done.heard.text,
-        done.heard.remaining,
-        done.heard.audio_ms,
-        error=done.error,
-        audio_samples=done.audio_samples,
-        nothing_spoken=done.nothing_spoken,
-        first_audio_ms=done.first_audio_ms,
-    )
-
-
-def _failed(context_id: str, error: SpeechError) -> model.ContextEnded:
-    return model.ContextEnded(context_id, "failed", error=error.info)
-
-
-async def describe_session(server: SpeechServer, session: Session, resume_token: str) -> ev.SessionCreated:
-    """Return the native wire's first event. Reads the list of stored voices in a thread.
-
-    Without ``resume_token`` the session cannot be resumed."""
-    info, limits = server.engine.info, server.config.limits
-    voices = [voice.name for voice in info.voices]
-    if info.can_clone:
-        stored = await asyncio.to_thread(voices_for, server.voices, session.key)
-        voices += [manifest.name for manifest in stored[:MAX_LISTED_VOICES]]
-    return ev.SessionCreated(
-        session_id=session.session_id,
-        resume_token=resume_token,
-        protocol=SUBPROTOCOL,
-        server_version=VERSION,
-        model=info.model,
-        voices=tuple(voices),
-        languages=info.languages,
-        settings=wire_settings(session.settings),
-        limits=ev.SessionLimitsInfo(
-            max_message_bytes=limits.max_message_bytes,
-            max_response_chars=limits.max_response_chars,
-            max_active_responses=limits.max_active_responses_per_session,
-            idle_timeout_s=limits.idle_timeout_s,
-            max_session_s=limits.max_session_duration_s,
-        ),
-        resume_grace_s=limits.resume_grace_s if resume_token else 0.0,
-        resume_window_s=RESUME_WINDOW_S if resume_token else 0.0,
-        digital_source_type=SOURCE_TYPE,
-        watermark=server.watermark is not None,
-    )

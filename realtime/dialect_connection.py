@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse
 from engine.api import INTERNAL_ERROR, ErrorInfo, SpeechError
 from realtime.auth import UNKNOWN_KEY, Principal
 from realtime.connection import CloseReason, ResumableConnection
-from realtime.conversation import Conversation, describe_session
+from realtime.conversation import Conversation
+from realtime.dialect_events import describe_session
 from realtime.errors import (
     LATE_REFUSALS,
     CloseCode,
