@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from engine.api import SpeechError
 from realtime.connection import ResumableConnection
 from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused
-from realtime.protocol import model
+from realtime.protocol.model import Message
+from realtime.protocol.telephony import model
 from realtime.protocol.call_events import AgentSession, parse_command, serialize
 from realtime.protocol.native import parse_flag
 from realtime.resumption import ResumableState, resume_refused
@@ -136,7 +137,7 @@ class AgentConnection(ResumableConnection):
     def _is_idle(self) -> bool:
         return self._is_released.is_set() or self._agent.events.empty()
 
-    async def _receive(self, message: model.Message) -> None:
+    async def _receive(self, message: Message) -> None:
         self._confirm()
         self._state.num_commands += 1
         call_id = self._agent.call_id
@@ -153,7 +154,7 @@ class AgentConnection(ResumableConnection):
             if answer is not None:
                 self._agent.enqueue(answer)
 
-    def _parse(self, message: model.Message) -> model.Command:
+    def _parse(self, message: Message) -> model.Command:
         self._check_size(message)
         if isinstance(message, bytes):
             raise RemoteProtocolError("binary_not_accepted", "this address takes text messages only")

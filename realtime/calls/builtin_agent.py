@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.calls.call import Call
-from realtime.protocol import agent_turns, model
+from realtime.protocol import agent_turns
 from realtime.protocol.agent_turns import ChatTurn
+from realtime.protocol.telephony import model
 from sessions.clock import now_s
 from sessions.errors import LimitExceeded, UnknownResponse
 from sessions.vad.energy import SILENCE

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from engine.api import ErrorInfo, SpeechError
 from realtime.calls.playout import CallPlayout
 from realtime.config import ServerConfig
-from realtime.protocol import model
+from realtime.protocol.telephony import model
 from realtime.protocol.events import HeardBody
 from realtime.protocol.model import Message
 from sessions.clock import is_due

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from realtime.errors import RequestRefused
-from realtime.protocol import model
+from realtime.protocol.telephony import model
 from sessions.vad.scheduler import VadScheduler
 
 CommandHandler = Callable[[model.Command], Awaitable[model.CallEvent | None]]

@@ -19,8 +19,8 @@ from realtime.calls.playout import CallPlayout
 from realtime.config import CallSettings
 from realtime.connection import CloseReason, Connection
 from realtime.errors import LATE_REFUSALS, CloseCode, RemoteProtocolError, rule_for
-from realtime.protocol import model
-from realtime.protocol.telephony import base
+from realtime.protocol.model import Message
+from realtime.protocol.telephony import base, model
 from realtime.transports.transport import MessageTransport
 from sessions.audio.provenance import SOURCE_TYPE
 from sessions.config import AudioFormat, Encoding
@@ -113,7 +113,7 @@ class CallConnection(Connection):
             await self._link.write(message)
         await super()._write_close(reason)
 
-    async def _receive(self, message: model.Message) -> None:
+    async def _receive(self, message: Message) -> None:
         try:
             self._check_size(message)
             for event in self._dialect.receive_message(message):
@@ -235,7 +235,7 @@ class CallConnection(Connection):
         self._to_write.set()
         log.info("call connected", extra={"session_id": self._session.session_id, "dialect": self._dialect.name})
 
-    def _send_clear(self, message: model.Message) -> None:
+    def _send_clear(self, message: Message) -> None:
         self._link.discard_audio()
         self._send(message)
 

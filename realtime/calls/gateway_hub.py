@@ -19,7 +19,7 @@ from msgspec import Struct
 from engine.api import SpeechError
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
 from realtime.errors import RequestRefused
-from realtime.protocol import model
+from realtime.protocol.telephony import model
 
 log = logging.getLogger("voicewire.calls")
 

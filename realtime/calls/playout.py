@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from realtime.config import CallSettings
-from realtime.protocol.model import Message, TelephonyFormat
+from realtime.protocol.model import Message
 from realtime.protocol.telephony.base import TelephonyDialect
+from realtime.protocol.telephony.model import TelephonyFormat
 from sessions.audio.pacer import Pacer, PacerSettings
 from sessions.clock import is_due, next_tick, now_s
 from sessions.vad.echo_suppression import PlayoutLevel

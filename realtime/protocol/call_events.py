@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from realtime.protocol.model import CallEvent, Command
 from realtime.protocol.native import decode_json
+from realtime.protocol.telephony.model import CallEvent, Command
 
 
 class AgentSession(Struct, frozen=True):

@@ -30,6 +30,7 @@ from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
 from realtime.protocol.events import ErrorEvent, HeardBody, ResponseDone
 from realtime.protocol.mqtt import messages
+from realtime.protocol.telephony.model import CallReplyFailed, CommandRefused
 from realtime.protocol.transitions import RESPONSE_TRANSITIONS, SESSION_TRANSITIONS, EventRefusal
 from realtime.transports.http_routes import refusal_response
 from sessions.errors import EngineFailed, EngineTimeout, LimitExceeded, TextInputClosed
@@ -101,7 +102,7 @@ def native_done(info: ErrorInfo) -> str:
 
 def reply_failed(info: ErrorInfo) -> str:
     heard = HeardBody(text="a", remaining="b", played_ms=0.0)
-    return call_events.serialize(model.CallReplyFailed(call_id="c", reply_id="r", error=info, heard=heard))
+    return call_events.serialize(CallReplyFailed(call_id="c", reply_id="r", error=info, heard=heard))
 
 
 # Each code as it is reported; a limit may be lifted by waiting or not.
@@ -120,7 +121,7 @@ SHAPES: dict[str, Shape] = {
     "HTTP": lambda info: answer(refusal_response(info)),
     "HTTP speech event": lambda info: openai_error(info) | {"status": http_status(info)},
     "HTTP batch item": lambda info: {"error": openai_error(info)},
-    "calls command": lambda info: call_events.serialize(model.CommandRefused.from_info(info, "c")),
+    "calls command": lambda info: call_events.serialize(CommandRefused.from_info(info, "c")),
     "calls reply": reply_failed,
     "MQTT": lambda info: messages.serialize(messages.MqttRefusal(error=info)),
 }

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol import model
+from realtime.protocol.model import Message
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.telephony import base
+from realtime.protocol.telephony import base, model
 
 FORMATS = {
     "ulaw": model.TelephonyFormat("mulaw"),
@@ -40,7 +40,7 @@ class AsteriskDialect(base.TelephonyDialect):
     formats = frozenset(FORMATS.values())
     subprotocol = "media"
 
-    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
+    def receive_message(self, message: Message) -> Sequence[model.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.caller_audio(message)]
         if not message.lstrip().startswith("{"):

@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Sequence
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol import model
-from realtime.protocol.telephony import base
+from realtime.protocol.model import Message
+from realtime.protocol.telephony import base, model
 
 HEADER = struct.Struct(">BH")
 HANG_UP, UUID, DTMF, ERROR = 0x00, 0x01, 0x03, 0xFF
@@ -32,7 +32,7 @@ class AudioSocketDialect(base.TelephonyDialect):
     has_marks = False
     _call_id = ""
 
-    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
+    def receive_message(self, message: Message) -> Sequence[model.TelephonyEvent]:
         kind, payload = frame_parts(message)
         if kind == UUID:
             self._call_id = self._read_uuid(payload)
@@ -75,7 +75,7 @@ def frame(kind: int, payload: bytes) -> bytes:
     return HEADER.pack(kind, len(payload)) + payload
 
 
-def frame_parts(message: model.Message) -> tuple[int, bytes]:
+def frame_parts(message: Message) -> tuple[int, bytes]:
     """Split a frame into type and payload; raises ``RemoteProtocolError`` for anything but one whole frame."""
     if isinstance(message, str) or len(message) < HEADER.size:
         raise RemoteProtocolError("invalid_event", "not a frame of AudioSocket")

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol import model
+from realtime.protocol.model import Message
+from realtime.protocol.telephony import model
 
 # Maximum length of an id of the provider.
 MAX_NAME_CHARS = 256
@@ -43,24 +44,24 @@ class TelephonyDialect(ABC):
     format: model.TelephonyFormat | None = None
 
     @abstractmethod
-    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]: ...
+    def receive_message(self, message: Message) -> Sequence[model.TelephonyEvent]: ...
 
     @abstractmethod
-    def send_audio(self, data: bytes) -> model.Message:
+    def send_audio(self, data: bytes) -> Message:
         """A frame of 20 ms."""
 
-    def send_greeting(self) -> model.Message | None:
+    def send_greeting(self) -> Message | None:
         """The answer to the start."""
         return None
 
-    def send_mark(self, name: str) -> model.Message | None:
+    def send_mark(self, name: str) -> Message | None:
         return None
 
-    def send_clear(self) -> model.Message | None:
+    def send_clear(self) -> Message | None:
         """Throw away what was not played; marks in it come back at once."""
         return None
 
-    def send_hang_up(self) -> model.Message | None:
+    def send_hang_up(self) -> Message | None:
         """Said before the connection is closed."""
         return None
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypeVar
 
 from msgspec import Struct
 
-from realtime.protocol import model
+from realtime.protocol.model import Message
 from realtime.protocol.dialects.parsing import dump, encode_base64, parse_json, text_only
-from realtime.protocol.telephony import base
+from realtime.protocol.telephony import base, model
 
 PAYLOAD = '"payload":'
 INBOUND = "inbound"
@@ -49,7 +49,7 @@ class JsonStreamDialect(base.TelephonyDialect):
     # A message of audio, without its payload: what comes before it, and behind.
     _audio: tuple[str, str] | None = None
 
-    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
+    def receive_message(self, message: Message) -> Sequence[model.TelephonyEvent]:
         parsed = parse_json(text_only(message), self.messages)
         match parsed.event:
             case "start":

@@ -7,9 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump
-from realtime.protocol.telephony import base
+from realtime.protocol.telephony import base, model
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 from realtime.protocol.telephony.twilio import TwilioMediaFormat
 

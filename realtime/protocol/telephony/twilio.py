@@ -14,9 +14,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
-from realtime.protocol import model
 from realtime.protocol.dialects.parsing import dump
-from realtime.protocol.telephony import base
+from realtime.protocol.telephony import base, model
 from realtime.protocol.telephony.json_stream import JsonStreamDialect, JsonStreamMessage
 
 ENCODINGS = {"audio/x-mulaw": "mulaw"}

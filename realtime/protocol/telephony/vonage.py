@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol import model
+from realtime.protocol.model import Message
 from realtime.protocol.dialects.parsing import dump, parse_json
-from realtime.protocol.telephony import base
+from realtime.protocol.telephony import base, model
 from realtime.protocol.telephony.json_stream import DtmfMessage
 
 CONTENT_TYPE = re.compile(r"audio/l16;\s*rate=(\d{1,6})", re.IGNORECASE)
@@ -39,7 +39,7 @@ class VonageDialect(base.TelephonyDialect):
         """The call's id is among the headers that the application chose, or else this one."""
         self._call_id = call_id
 
-    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
+    def receive_message(self, message: Message) -> Sequence[model.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.caller_audio(message)]
         parsed = parse_json(message, VonageMessage)

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol import model
+from realtime.protocol.model import Message
 from realtime.protocol.native import decode_json
-from realtime.protocol.telephony import base
+from realtime.protocol.telephony import base, model
 
 # Rate of both directions: an Opus decoder converts the rate of the device.
 SAMPLE_RATE = 24_000
@@ -52,7 +52,7 @@ class XiaozhiDialect(base.TelephonyDialect):
         # Further fields of the server's hello.
         self._offer = offer
 
-    def receive_message(self, message: model.Message) -> Sequence[model.TelephonyEvent]:
+    def receive_message(self, message: Message) -> Sequence[model.TelephonyEvent]:
         if isinstance(message, bytes):
             return [self.caller_audio(message)]
         found = decode_json(_decoder.decode, message)

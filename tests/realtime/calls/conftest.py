@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from realtime.auth import LOCAL, Authenticator
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
 from realtime.calls.connection import CallConnection
-from realtime.protocol import model
+from realtime.protocol.telephony import model
 from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.twilio import TwilioDialect
 from realtime.server import SpeechServer

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from realtime.protocol import model
+from realtime.protocol.telephony import model
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler

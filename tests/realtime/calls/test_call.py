@@ -15,8 +15,8 @@ from realtime.auth import LOCAL
 from realtime.calls.playout import CallPlayout
 from realtime.config import CallSettings
 from realtime.errors import RequestRefused
-from realtime.protocol import model
-from realtime.protocol.model import TelephonyFormat
+from realtime.protocol.telephony import model
+from realtime.protocol.telephony.model import TelephonyFormat
 from realtime.protocol.telephony.asterisk import AsteriskDialect
 from realtime.protocol.telephony.twilio import TwilioDialect
 from sessions.clock import TICK_S, WakeEvent, next_tick, now_s

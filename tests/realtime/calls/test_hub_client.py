@@ -12,7 +12,7 @@ import pytest
 from realtime.calls.call_registry import AgentSubscription, CallRegistry, RegisteredCall
 from realtime.calls.gateway_hub import GatewayHub, HubClient
 from realtime.errors import RequestRefused
-from realtime.protocol import model
+from realtime.protocol.telephony import model
 from sessions.errors import DuplicateResponse
 from tests.realtime.live_server import WAIT_S, until
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol import model
+from realtime.protocol.telephony import model
 from realtime.protocol.telephony.twilio import is_signed, sign
 from realtime.protocol.telephony.xiaozhi import (
     FROM_US,
