@@ -23,7 +23,8 @@ from msgspec import Meta
 from starlette.requests import HTTPConnection
 
 from realtime.browser_tokens import TokenScope, issue, load_token_secret, parse, signing_key
-from realtime.config import AuthSettings, ConfigError
+from realtime.config import ConfigError
+from realtime.config_sections import AuthSettings
 from realtime.errors import RequestRefused
 from sessions.quotas import NO_QUOTAS, KeyQuotas, quota_counter
 

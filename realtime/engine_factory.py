@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.api import CheckpointReport, SpeechEngine
-from realtime.config import EngineSettings, ServerConfig, merge_tables
+from realtime.config import ServerConfig, merge_tables
+from realtime.config_sections import EngineSettings
 
 MODEL_HELP = "checkpoint folder, or OWNER/NAME of a model on the hub (default: the voice that comes with voicewire)"
 

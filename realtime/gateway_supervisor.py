@@ -20,7 +20,8 @@ from prometheus_client import multiprocess
 from engine.api import RunDirectory, SpeechEngine
 from realtime.auth import load_authenticator
 from realtime.calls.gateway_hub import GatewayHub
-from realtime.config import AuthSettings, ServerConfig
+from realtime.config import ServerConfig
+from realtime.config_sections import AuthSettings
 from realtime.engine_factory import connect_engine, share_engine
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.quota_history import restore_day_counts

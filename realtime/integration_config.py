@@ -1,11 +1,13 @@
-"""Settings of brokers and devices."""
+"""Settings of brokers, phone calls, devices and the agent."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from msgspec import Meta, Struct
+from msgspec import Meta
+
+from realtime.config_sections import SettingsSection
 
 _PORT = r"(?:6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[0-5]?\d{1,4})"
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[^\s@/:\[\]]+)"
@@ -50,10 +52,6 @@ def parse_broker_url(url: str) -> BrokerAddress:
     return BrokerAddress(
         parts.hostname or "", parts.port or BROKER_PORTS[parts.scheme], parts.scheme == "mqtts", username
     )
-
-
-class SettingsSection(Struct, frozen=True, kw_only=True):
-    """A group of settings. The ``Meta`` of each field has its description and its range."""
 
 
 class MqttSettings(SettingsSection, frozen=True):
@@ -102,6 +100,55 @@ class MqttSettings(SettingsSection, frozen=True):
     max_queued_messages: ClassVar[int] = 10_000
     # The same for one session; more end it.
     max_queued_per_session: ClassVar[int] = 1_000
+
+
+class CallSettings(SettingsSection, frozen=True):
+    agent: Annotated[
+        Literal["external", "builtin"],
+        Meta(description="Which agent answers calls and xiaozhi devices: a program of yours, or the built-in one."),
+    ] = "external"
+    twilio_auth_token: Annotated[
+        str | None, Meta(description="Auth token of Twilio; only streams with its signature are accepted.")
+    ] = None
+    public_url: Annotated[
+        str | None, Meta(description="URL of this server for Twilio, such as `https://voice.example.com`.")
+    ] = None
+    default_key_name: Annotated[
+        str | None, Meta(description="Name of the API key of calls without a key; by default the first.")
+    ] = None
+    audiosocket: Annotated[
+        HostPort | None,
+        Meta(description="Address for Asterisk's AudioSocket, which has no authentication; unset turns it off."),
+    ] = None
+    lead_ms: Annotated[int, Meta(ge=40, le=10_000, description="Audio sent ahead of playback to callers, in ms.")] = 200
+    barge_in: Annotated[bool, Meta(description="Interrupt the reply when the caller speaks.")] = True
+    vad_threshold: Annotated[float, Meta(ge=0.2, le=1, description="Minimum speech probability.")] = 0.55
+    vad_min_speech_ms: Annotated[int, Meta(ge=32, le=2_000, description="Minimum speech that interrupts.")] = 32
+    echo_return_loss_db: Annotated[
+        float, Meta(ge=0, le=120, description="Minimum attenuation of returned playout.")
+    ] = 20.0
+
+    # Constants.
+    # Audio generated ahead of what is sent.
+    generation_lead_ms: ClassVar[int] = 480
+    # Audio between marks.
+    mark_interval_ms: ClassVar[int] = 1_000
+    # Delay after which a missing mark counts as played.
+    mark_timeout_s: ClassVar[float] = 5.0
+    # Timeout of a command that another gateway carries out.
+    remote_command_timeout_s: ClassVar[float] = 5.0
+    # Replies of a call that have not been played.
+    max_pending_replies: ClassVar[int] = 64
+    # Marks per reply.
+    max_marks_per_reply: ClassVar[int] = 256
+    # Unsent events per agent.
+    max_queued_events: ClassVar[int] = 4_096
+    # Silence after which speech may begin again.
+    vad_min_silence_ms: ClassVar[int] = 320
+    # Relative to full scale; lower levels are silence.
+    vad_min_level_db: ClassVar[float] = -50.0
+    # Windows less than this above the noise floor skip inference; 0 infers all.
+    vad_noise_margin_db: ClassVar[float] = 3.0
 
 
 class AgentSettings(SettingsSection, frozen=True):

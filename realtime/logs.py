@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from realtime.config import LogSettings
+from realtime.config_sections import LogSettings
 
 # Fields that a call may pass in ``extra``.
 FIELDS = (

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from realtime.auth import Authenticator
 from realtime.cluster.link import LINK_VARIABLE
-from realtime.config import LogSettings
+from realtime.config_sections import LogSettings
 from sessions.quotas import CHAR_RULES, DAY_S, QuotaClock, QuotaRule, WindowedCounts, quota_counter
 
 log = logging.getLogger("voicewire.usage")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.api import SamplingParams, TextLayout
-from realtime.config import SpeechDefaults
+from realtime.config_sections import SpeechDefaults
 from realtime.protocol import events as ev
 from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.errors import UnsupportedFormat

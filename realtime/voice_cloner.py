@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest, ReferenceAudio, SpeechEngine
-from realtime.config import ConfigError, ServerConfig, VoiceStoreSettings
+from realtime.config import ConfigError, ServerConfig
+from realtime.config_sections import VoiceStoreSettings
 from realtime.errors import RequestRefused
 from realtime.references import PREFIX, Fetcher, FetchRules, decode_data_uri, refuse_address
 from sessions.admission import ENCODINGS, UPLOADS, LocalUsageCounters, UsageCounters

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import secrets
 
-from realtime.config import WatermarkSettings
+from realtime.config_sections import WatermarkSettings
 from realtime.stored_secret import NUM_RANDOM_BYTES, SecretKind, SecretNotStored, load_secret
 from sessions.audio.watermark.embedder import Watermark
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from realtime.config import CallSettings
+from realtime.integration_config import CallSettings
 from realtime.protocol.model import Message
 from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.model import TelephonyFormat

@@ -26,7 +26,8 @@ from realtime.cluster.haproxy import HaproxySlots, admin_command, haproxy_config
 from realtime.cluster.link import Call
 from realtime.cluster.replica import NODE, ChildProcess, Members, ReplicaSpec
 from realtime.cluster.scaling import ReplicaStatus
-from realtime.config import AuthSettings, ConfigError
+from realtime.config import ConfigError
+from realtime.config_sections import AuthSettings
 from realtime.errors import RequestRefused
 from realtime.transports.http_routes import refusal_response
 

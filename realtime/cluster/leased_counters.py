@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from realtime.auth import Authenticator
 from realtime.cluster.limit_leases import Lease, Usage
-from realtime.config import LimitSettings
+from realtime.config_sections import LimitSettings
 from sessions.admission import CONNECTIONS, RESPONSES, UsageCounters, key_counter
 from sessions.quotas import quota_counter
 

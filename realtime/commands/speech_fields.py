@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.api import InvalidRequest, SamplingFields, SamplingParams, check_sampling
-from realtime.config import VoiceStoreSettings
+from realtime.config_sections import VoiceStoreSettings
 from realtime.protocol.events import NativeSamplingOptions
 
 VOICE_FIELDS = ("ref_audio", "ref_text", "speaker_embedding")

@@ -21,7 +21,8 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from realtime.config import ConfigError, LimitSettings, ListenSettings
+from realtime.config import ConfigError
+from realtime.config_sections import LimitSettings, ListenSettings
 from realtime.h11_limits import ChunkLimitedConnection
 from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor

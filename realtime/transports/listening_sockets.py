@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from realtime.config import ConfigError, ListenSettings
+from realtime.config import ConfigError
+from realtime.config_sections import ListenSettings
 
 log = logging.getLogger("voicewire.listener")
 

@@ -18,7 +18,8 @@ from realtime.auth import Principal
 from realtime.browser_tokens import TokenScope
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
-from realtime.config import CallSettings, ConfigError
+from realtime.config import ConfigError
+from realtime.integration_config import CallSettings
 from realtime.errors import RequestRefused
 from realtime.protocol.telephony.asterisk import AsteriskDialect
 from realtime.protocol.telephony.base import TelephonyDialect

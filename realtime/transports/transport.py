@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from realtime.config import LimitSettings
+from realtime.config_sections import LimitSettings
 from realtime.errors import RemoteProtocolError, RequestRefused
 from sessions.audio.provenance import SOURCE_TYPE
 

@@ -24,7 +24,8 @@ from websockets.exceptions import InvalidStatus
 from realtime import auth
 from realtime.auth import KEY_SUBPROTOCOL, LOCAL, Authenticator, Principal, load_authenticator
 from realtime.browser_tokens import TokenScope, issue, load_token_secret, parse
-from realtime.config import AuthSettings, ConfigError
+from realtime.config import ConfigError
+from realtime.config_sections import AuthSettings
 from realtime.errors import RequestRefused
 from realtime.protocol import mqtt311 as mqtt
 from realtime.protocol.dialects.registry import DIALECT_ROUTES

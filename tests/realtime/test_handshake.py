@@ -15,7 +15,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from realtime.client import open_session
-from realtime.config import ConfigError, ListenSettings
+from realtime.config import ConfigError
+from realtime.config_sections import ListenSettings
 from realtime.protocol import events as ev
 from realtime.protocol.native import SUBPROTOCOL
 from realtime.transports.listener import READ_BYTES, SpeechWebSocketProtocol

@@ -21,7 +21,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from realtime.client import open_session
-from realtime.config import ConfigError, ListenSettings
+from realtime.config import ConfigError
+from realtime.config_sections import ListenSettings
 from realtime.h11_limits import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES, ChunkLimitedConnection
 from realtime.transports.listener import READ_AHEAD_MESSAGES, READ_BYTES, limit_read_size
 from realtime.transports.listening_sockets import open_listeners

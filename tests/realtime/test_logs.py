@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine.api import EngineStats
-from realtime.config import LogSettings
+from realtime.config_sections import LogSettings
 from realtime.logs import FIELDS, configure_logs
 from realtime.metrics import COUNTERS, ENGINE_COUNTERS, GAUGES, HISTOGRAMS, PREFIX, ServerMetrics
 

@@ -13,7 +13,7 @@ import pytest
 from realtime import quota_history
 from realtime.auth import Authenticator, load_authenticator
 from realtime.cluster.link import LINK_VARIABLE
-from realtime.config import AuthSettings, LogSettings
+from realtime.config_sections import AuthSettings, LogSettings
 from realtime.quota_history import read_day_usage, restore_day_counts
 from sessions.quotas import DAY_S, QuotaClock, WindowedCounts
 from tests.realtime.live_server import live_server, speak

@@ -10,7 +10,8 @@ import pytest
 from realtime.auth import load_authenticator
 from realtime.cluster.leased_counters import LeasedUsageCounters, leased_limits
 from realtime.cluster.limit_leases import Lease
-from realtime.config import AuthSettings, ConfigError, LimitSettings
+from realtime.config import ConfigError
+from realtime.config_sections import AuthSettings, LimitSettings
 from sessions.admission import LocalUsageCounters
 from tests.realtime.live_server import live_server, speak
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from engine.api import SamplingParams, TextLayout
-from realtime.config import LimitSettings, ServerConfig, SpeechDefaults
+from realtime.config import ServerConfig
+from realtime.config_sections import LimitSettings, SpeechDefaults
 from realtime.option_resolver import OptionResolver
 from realtime.protocol import events as ev
 from realtime.protocol.model import RequestedFormat, SpeechOptions

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realtime.config import ConfigError, WatermarkSettings, load_config
+from realtime.config import ConfigError, load_config
+from realtime.config_sections import WatermarkSettings
 from realtime.protocol import events as ev
 from realtime.watermark import default_payload, load_watermark
 from sessions.audio.pcm import Pcm, s16le_to_pcm

@@ -13,7 +13,7 @@ import pytest
 from engine.api import SpeechError
 from realtime.auth import LOCAL
 from realtime.calls.playout import CallPlayout
-from realtime.config import CallSettings
+from realtime.integration_config import CallSettings
 from realtime.errors import RequestRefused
 from realtime.protocol.telephony import model
 from realtime.protocol.telephony.model import TelephonyFormat

@@ -11,7 +11,7 @@ import pytest
 from realtime.cli import main
 from realtime.commands.detect import NOT_FOUND
 from realtime.commands.startup import WRONG_SETTINGS
-from realtime.config import WatermarkSettings
+from realtime.config_sections import WatermarkSettings
 from realtime.watermark import load_watermark
 from sessions.audio.watermark.embedder import Watermark
 from sessions.audio.wav import wav_file

@@ -33,7 +33,7 @@ from realtime.commands.streams import (
     find_player,
     output_path,
 )
-from realtime.config import WatermarkSettings
+from realtime.config_sections import WatermarkSettings
 from realtime.watermark import load_watermark
 from sessions.audio.provenance import wav_info_chunk
 from tests.fakes.engine import FakeScript, tone

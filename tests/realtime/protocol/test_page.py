@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import SAMPLING_RANGES, SamplingParams
-from realtime.config import LimitSettings
+from realtime.config_sections import LimitSettings
 from realtime.errors import RULES, CloseCode, ErrorRule, RemoteProtocolError
 from realtime.protocol import native
 from realtime.protocol.dialects.vllm_omni import SPEECH_FIELDS, VllmOmniMessage
