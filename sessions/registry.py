@@ -13,8 +13,7 @@ import numpy as np
 from engine.api import SpeechChunk, SpeechEngine
 from sessions.admission import SESSIONS, EvictSession, LocalUsageCounters, ResponseLimiter, UsageCounters
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
-from sessions.alignment.idle_backlog import IdleAlignmentBacklog
-from sessions.alignment.lazy_aligner import AlignmentBacklog
+from sessions.alignment.lazy_aligner import AlignmentBacklog, IdleAlignmentBacklog
 from sessions.audio.formats.codecs import warm_up_codecs
 from sessions.audio.opus_library import OpusUnavailable
 from sessions.audio.watermark.embedder import Watermark

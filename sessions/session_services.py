@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from engine.api import SpeechEngine
 from sessions.admission import EvictSession
 from sessions.alignment.aligner import AlignerFactory, ForcedAligner
-from sessions.alignment.idle_backlog import IdleAlignmentBacklog
-from sessions.alignment.lazy_aligner import AlignmentBacklog
+from sessions.alignment.lazy_aligner import AlignmentBacklog, IdleAlignmentBacklog
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.watermark.embedder import Watermark
 from sessions.config import SessionLimits, SpeechSettings

@@ -5,7 +5,9 @@ Most responses are spoken to their end and never queried: these cost a list of t
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 import weakref
 from array import array
 from collections import deque
@@ -13,11 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sessions.alignment.aligner import Aligner, Pcm
+from sessions.clock import TICK_S, next_mid_tick, now_s
 
 AlignerOp = Callable[[Aligner], None]
 
 # Speech aligned in one go: half a millisecond of work.
 CHUNK_SAMPLES = 3_840
+# Time of one slice; a piece that has begun is completed.
+SLICE_S = 0.0005
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +72,33 @@ class AlignmentBacklog:
             self.remove(share, share.num_bytes)
             return True
         return aligner.process_next()
+
+
+class IdleAlignmentBacklog(AlignmentBacklog):
+    """Aligns speech soon after it arrives, in slices between the ticks at which packets are sent.
+
+    Aligned on arrival, the speech of many listeners delayed all packets by 10 ms. Belongs to one event loop."""
+
+    def __init__(self, max_bytes: int = 0) -> None:
+        super().__init__(max_bytes)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def trim(self) -> None:
+        super().trim()
+        self._schedule(next_mid_tick(now_s()))
+
+    def _schedule(self, moment_s: float) -> None:
+        if self.num_bytes and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(moment_s, self._process_slice)
+
+    def _process_slice(self) -> None:
+        end_s = time.perf_counter() + SLICE_S
+        try:
+            while self.num_bytes and self._process_oldest() and time.perf_counter() < end_s:
+                pass
+        finally:
+            self._timer = None
+            self._schedule(next_mid_tick(now_s() + TICK_S / 2))  # not in the one that is now
 
 
 class LazyAligner:

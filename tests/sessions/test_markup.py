@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from sessions import response as response_module
 from sessions import styles
 from sessions.alignment.uniform_aligner import UniformAligner
-from sessions.audio.silence_trimmer import MARGIN_MS, MAX_TRIM_MS, SilenceTrimmer
-from sessions.audio.speech_shaper import SpeechShaper
+from sessions.audio.speech_shaper import MARGIN_MS, MAX_TRIM_MS, SilenceTrimmer, SpeechShaper
 from sessions.audio_track import JOIN_MS
 from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.events import MarkReached, MarkupWarned, ResponseStatus, ResponseWordTimes

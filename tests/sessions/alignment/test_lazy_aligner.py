@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions.alignment import idle_backlog
+from sessions.alignment import lazy_aligner
 from sessions.alignment.aligner import Aligner, ForcedAligner
-from sessions.alignment.idle_backlog import IdleAlignmentBacklog
-from sessions.alignment.lazy_aligner import CHUNK_SAMPLES, AlignmentBacklog, LazyAligner
+from sessions.alignment.lazy_aligner import CHUNK_SAMPLES, AlignmentBacklog, IdleAlignmentBacklog, LazyAligner
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.clock import TICK_S, now_s
 from tests.sessions.alignment.test_aligner import PCM, RATE, TEXT
@@ -225,7 +224,7 @@ class Watched(UniformAligner):
 
 @pytest.fixture
 def one_piece_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle_backlog, "SLICE_S", 0.0)
+    monkeypatch.setattr(lazy_aligner, "SLICE_S", 0.0)
 
 
 async def test_everything_is_checked_without_a_request() -> None:
@@ -271,7 +270,7 @@ async def test_a_piece_at_a_time_half_way_between_ticks() -> None:
 
 
 async def test_a_moment_takes_as_many_pieces_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle_backlog, "SLICE_S", 60.0)
+    monkeypatch.setattr(lazy_aligner, "SLICE_S", 60.0)
     aligner = Watched()
     line = LazyAligner(lambda: aligner, IdleAlignmentBacklog(ENOUGH))
     line.push(PCM[:IDLE_CHUNK])
