@@ -118,7 +118,8 @@ async def say_on(args: argparse.Namespace) -> int:
 
 async def say(args: argparse.Namespace, fields: dict[str, Any]) -> int:
     from realtime.speech_api.request import body_of
-    from realtime.speech_api.speech_job import BROUGHT_VOICE, brought_voice, check_reference, sampling_of
+    from realtime.speech_api.selected_voice import BROUGHT_VOICE, brought_voice, check_reference
+    from realtime.speech_api.speech_job import sampling_of
 
     body = body_of({"input": "", **fields})
     check_reference(body, LOCAL)

@@ -18,7 +18,8 @@ from realtime.auth import Principal
 from realtime.errors import RequestRefused, openai_error
 from realtime.server import SpeechServer
 from realtime.speech_api.request import body_of, parse_object
-from realtime.speech_api.speech_job import ReferenceEncoder, prepare_job, usage
+from realtime.speech_api.selected_voice import ReferenceEncoder
+from realtime.speech_api.speech_job import prepare_job, usage
 from realtime.transports.http_routes import read_body, server_of
 from realtime.transports.speech_routes import ByteBudget, check_limits, decode, speak_whole
 from realtime.transports.transport import PROVENANCE_HEADER, cancel_on_disconnect
