@@ -174,7 +174,7 @@ class EngineSettings(SettingsSection, frozen=True):
         str | None,
         Meta(description="Checkpoint folder, or OWNER/NAME of a model on the hub; by default the embedded voice."),
     ] = None
-    options: Annotated[dict[str, Any], Meta(description="[Engine options](engine-options.md).")] = {}  # noqa: RUF012  a Struct copies it
+    options: Annotated[dict[str, Any], Meta(description="[Engine options](engine-options.md).")] = {}
     addresses: Annotated[
         str | None,
         Meta(
@@ -207,7 +207,7 @@ class DialectSettings(SettingsSection, frozen=True):
     lead_ms: Annotated[
         int, Meta(ge=100, le=600_000, description="Default lead on vendors' wires, whose clients expect bursts.")
     ] = 10_000
-    voice_aliases: Annotated[dict[str, str], Meta(description="Maps vendors' voice ids to voices of the server.")] = {}  # noqa: RUF012
+    voice_aliases: Annotated[dict[str, str], Meta(description="Maps vendors' voice ids to voices of the server.")] = {}
 
     # Constants.
     # Open contexts per connection on a vendor's wire.
@@ -274,5 +274,5 @@ class LogSettings(SettingsSection, frozen=True):
 class DebugConfig(SettingsSection, frozen=True):
     """Overrides of constants for tests and benchmarks; refused unless ``VOICEWIRE_DEBUG`` is 1."""
 
-    constants: Annotated[dict[str, Any], Meta(description="Values by section and name.")] = {}  # noqa: RUF012
-    engine: Annotated[dict[str, Any], Meta(description="Constants of the engine.")] = {}  # noqa: RUF012
+    constants: Annotated[dict[str, Any], Meta(description="Values by section and name.")] = {}
+    engine: Annotated[dict[str, Any], Meta(description="Constants of the engine.")] = {}

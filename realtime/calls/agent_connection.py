@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 from engine.api import SpeechError
 from realtime.connection import ResumableConnection
 from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused
-from realtime.protocol.model import Message
-from realtime.protocol.telephony import model
 from realtime.protocol.call_events import AgentSession, parse_command, serialize
+from realtime.protocol.model import Message
 from realtime.protocol.native import parse_flag
+from realtime.protocol.telephony import model
 from realtime.resumption import ResumableState, resume_refused
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from engine.api import ErrorInfo, SpeechError
 from realtime.calls.playout import CallPlayout
 from realtime.config import ServerConfig
-from realtime.protocol.telephony import model
 from realtime.protocol.events import HeardBody
 from realtime.protocol.model import Message
+from realtime.protocol.telephony import model
 from sessions.clock import is_due
 from sessions.config import SpeechSettings
 from sessions.errors import (

@@ -16,9 +16,9 @@ from realtime.calls.builtin_agent import BuiltinAgent
 from realtime.calls.call import Call
 from realtime.calls.call_registry import CallRegistry, RegisteredCall
 from realtime.calls.playout import CallPlayout
-from realtime.integration_config import CallSettings
 from realtime.connection import CloseReason, Connection
 from realtime.errors import LATE_REFUSALS, CloseCode, RemoteProtocolError, rule_for
+from realtime.integration_config import CallSettings
 from realtime.protocol.model import Message
 from realtime.protocol.telephony import base, model
 from realtime.transports.transport import MessageTransport

@@ -12,10 +12,10 @@ from realtime.auth import Principal
 from realtime.calls.call_registry import CallRegistry
 from realtime.errors import LocalProtocolError, RequestRefused
 from realtime.mqtt.connection import MqttConnection, Publication
-from realtime.protocol.telephony import model
 from realtime.protocol.call_events import parse_command
 from realtime.protocol.mqtt.messages import MqttServerStatus, serialize
 from realtime.protocol.mqtt.topics import Topics
+from realtime.protocol.telephony import model
 from realtime.transports.transport import check_size
 
 if TYPE_CHECKING:

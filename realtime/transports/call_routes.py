@@ -18,8 +18,8 @@ from realtime.auth import Principal
 from realtime.calls.agent_connection import AgentConnection
 from realtime.calls.call_registry import AgentSubscription, CallRegistry
 from realtime.errors import RequestRefused
-from realtime.protocol.telephony import model
 from realtime.protocol.call_events import parse_command, serialize
+from realtime.protocol.telephony import model
 from realtime.relayed_client import RelayedClient, RelayingConnection, RelayRequest
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import read_body, refusal_response

@@ -19,8 +19,8 @@ from realtime.browser_tokens import TokenScope
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
 from realtime.config import ConfigError
-from realtime.integration_config import CallSettings
 from realtime.errors import RequestRefused
+from realtime.integration_config import CallSettings
 from realtime.protocol.telephony.asterisk import AsteriskDialect
 from realtime.protocol.telephony.base import TelephonyDialect
 from realtime.protocol.telephony.plivo import PlivoDialect

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from engine.api import InvalidRequest
-from realtime.config import REPLACED, ConfigError, ServerConfig, allowed, constants, environment_name, load_config, settings
+from realtime.config import (
+    REPLACED,
+    ConfigError,
+    ServerConfig,
+    allowed,
+    constants,
+    environment_name,
+    load_config,
+    settings,
+)
 from realtime.engine_factory import engine_options
 from realtime.integration_config import parse_address, parse_broker_url
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.model import Message
 from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.model import Message
 from realtime.protocol.telephony import base, model
 
 FORMATS = {

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 from msgspec import Struct
 
-from realtime.protocol.model import Message
 from realtime.protocol.dialects.parsing import dump, encode_base64, parse_json, text_only
+from realtime.protocol.model import Message
 from realtime.protocol.telephony import base, model
 
 PAYLOAD = '"payload":'

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from realtime.errors import RemoteProtocolError
-from realtime.protocol.model import Message
 from realtime.protocol.dialects.parsing import dump, parse_json
+from realtime.protocol.model import Message
 from realtime.protocol.telephony import base, model
 from realtime.protocol.telephony.json_stream import DtmfMessage
 

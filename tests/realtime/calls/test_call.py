@@ -13,11 +13,11 @@ import pytest
 from engine.api import SpeechError
 from realtime.auth import LOCAL
 from realtime.calls.playout import CallPlayout
-from realtime.integration_config import CallSettings
 from realtime.errors import RequestRefused
+from realtime.integration_config import CallSettings
 from realtime.protocol.telephony import model
-from realtime.protocol.telephony.model import TelephonyFormat
 from realtime.protocol.telephony.asterisk import AsteriskDialect
+from realtime.protocol.telephony.model import TelephonyFormat
 from realtime.protocol.telephony.twilio import TwilioDialect
 from sessions.clock import TICK_S, WakeEvent, next_tick, now_s
 from sessions.errors import DuplicateResponse, LimitExceeded, TextInputClosed, UnknownResponse

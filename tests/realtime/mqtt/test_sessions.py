@@ -20,8 +20,8 @@ from realtime.config import ConfigError, load_config
 from realtime.errors import LocalProtocolError
 from realtime.mqtt.connection import Publication
 from realtime.mqtt.publishers import MqttCallBridge
-from realtime.protocol.telephony import model
 from realtime.protocol.mqtt.topics import Topics
+from realtime.protocol.telephony import model
 from sessions.audio.opus import OpusDecoder
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.calls import twilio_simulator
