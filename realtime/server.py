@@ -29,11 +29,11 @@ from sessions.alignment.aligner import AlignerFactory, ForcedAligner
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.lexicon_store import LEXICON_FOLDER, LexiconStore
+from sessions.owned_files import voices_folder
 from sessions.quotas import KeyMeter
 from sessions.registry import SessionRegistry
 from sessions.session import Session
 from sessions.voices.store import VoiceStore
-from sessions.voices.voice_file import voices_folder
 
 if TYPE_CHECKING:
     from realtime.agent.voice_agent import VoiceAgent

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from realtime.config import ConfigError
-from sessions.voices.voice_file import data_folder
+from sessions.owned_files import data_folder
 
 NUM_RANDOM_BYTES = 32
 MIN_CHARS = 32

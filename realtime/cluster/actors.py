@@ -26,7 +26,7 @@ from realtime.cluster.door import DoorReplica
 from realtime.cluster.replica import Members, ProcessReplica, ReplicaSpec
 from realtime.cluster.scaling import Autoscaler, Kind, ReplicaStatus, plan
 from realtime.version import VERSION
-from sessions.voices.voice_file import voices_folder
+from sessions.owned_files import voices_folder
 
 log = logging.getLogger("voicewire.cluster")
 

@@ -13,8 +13,8 @@ from realtime.cluster.replicated_stores import ReplicatedLexiconStore, Replicate
 from realtime.config import ServerConfig
 from sessions.admission import UsageCounters
 from sessions.lexicon_store import LEXICON_FOLDER, LexiconStore
+from sessions.owned_files import voices_folder
 from sessions.voices.store import VoiceStore
-from sessions.voices.voice_file import voices_folder
 
 
 @dataclass(frozen=True, slots=True)

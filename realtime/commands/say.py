@@ -35,13 +35,13 @@ from realtime.watermark import load_watermark
 from sessions.audio.watermark.embedder import Watermark
 from sessions.config import AudioFormat, Encoding, Markup, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.events import MarkupWarned, ResponseAudio, ResponseFinished, ResponseWordTimes
+from sessions.owned_files import voices_folder
 from sessions.registry import SessionRegistry
 from sessions.response import Response
 from sessions.session import Session
 from sessions.text.lexicons.files import parse_lexicon
 from sessions.text.lexicons.lexicon import Lexicon
 from sessions.voices.store import VoiceStore
-from sessions.voices.voice_file import voices_folder
 
 MAX_SEED = 2**31 - 1
 # One user types here, and a large model on a CPU is slow.

@@ -18,10 +18,10 @@ from realtime.commands.startup import WRONG_SETTINGS
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import add_model_argument, running_engine
 from realtime.voice_cloner import VoiceCloner, check_transcript
+from sessions.owned_files import voices_folder
 from sessions.voices.lookup import blend, embedding_numbers, resembles_built_in
 from sessions.voices.store import VoiceExists, VoiceStore
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest
-from sessions.voices.voice_file import voices_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

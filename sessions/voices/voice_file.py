@@ -96,13 +96,3 @@ def _manifest_of(header: bytes) -> VoiceManifest:
         return msgspec.json.decode(metadata.get(MANIFEST_KEY, ""), type=VoiceManifest)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise CorruptVoiceFile(f"its header: {error}") from None
-
-
-def data_folder() -> Path:
-    """Return this program's folder in the user's data folder, whether it exists or not."""
-    data_home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111 never raises
-    return Path(data_home) / "voicewire"
-
-
-def voices_folder(setting: str | None) -> Path:
-    return data_folder() / "voices" if setting is None else Path(setting)
