@@ -12,9 +12,8 @@ from realtime.protocol.dialects.openai_common import (
     OpenAIResponseParams,
     chat_tool_choice,
     chat_tools,
-    error_fields,
 )
-from realtime.protocol.dialects.openai_replies import OpenAIResponse, function_call
+from realtime.protocol.dialects.openai_replies import OpenAIResponse, error_fields, function_call
 from realtime.protocol.dialects.openai_speaker import OpenAISpeaker
 
 NO_RECOGNIZER = "audio input needs a recognizer, and this server has none: start it with --stt URL, or send text"

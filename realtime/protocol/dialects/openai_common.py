@@ -1,4 +1,4 @@
-"""Shared parts of the OpenAI wires: message structs, errors, and the field names of the beta."""
+"""Shared parts of the OpenAI wires: message structs, and the field names of the beta."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from engine.api import ErrorInfo
-from realtime.errors import CAPACITY_CODES, RemoteProtocolError
+from realtime.errors import RemoteProtocolError
 from realtime.protocol.dialects.parsing import unsupported_format
 from realtime.protocol.model import ClientHandshake, RequestedFormat, SpeechOptions
 
@@ -23,15 +22,6 @@ MAX_AUDIO_END_MS = 1e9
 # Fields kept from earlier updates; others are echoed once, so that a session never grows.
 MERGED_AUDIO_FIELDS = ("format", "voice", "speed", "turn_detection", "transcription", "noise_reduction")
 FUNCTION_FIELDS = ("name", "description", "parameters")
-SERVER_FAULT_CODES = (
-    "llm_failed",
-    "stt_failed",
-    "internal_error",
-    "session_error",
-    "engine_error",
-    "engine_timeout",
-    "engine_dead",
-)
 
 
 class OpenAIContentPart(Struct):
@@ -156,14 +146,6 @@ def _format(given: Any) -> RequestedFormat:
 def _voice(given: Any) -> str | None:
     name = given.get("id") if isinstance(given, dict) else given
     return name if isinstance(name, str) else None
-
-
-def error_fields(error: ErrorInfo, event_id: str | None = None) -> dict[str, Any]:
-    if error.code in CAPACITY_CODES:
-        kind = "rate_limit_error"
-    else:
-        kind = "server_error" if error.code in SERVER_FAULT_CODES else "invalid_request_error"
-    return {"type": kind, "code": error.code, "message": error.message, "param": error.param, "event_id": event_id}
 
 
 # Names of the beta for those of today.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realtime.errors import RemoteProtocolError
 from realtime.protocol.agent_turns import ChatTurn, ToolCall
-from realtime.protocol.dialects.openai_common import OpenAIItem
 from realtime.protocol.dialects.openai_replies import OpenAIResponse
+
+if TYPE_CHECKING:
+    from realtime.protocol.dialects.openai_common import OpenAIItem
 
 MAX_ITEMS = 256
 # Maximum of parts of an item; more are refused.

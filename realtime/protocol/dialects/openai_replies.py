@@ -7,10 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.api import ErrorInfo
+from realtime.errors import CAPACITY_CODES
 from realtime.protocol.agent_turns import AnswerLatency, ToolCall
-from realtime.protocol.dialects.openai_common import error_fields
 from realtime.protocol.model import SpeechOptions
 
+SERVER_FAULT_CODES = (
+    "llm_failed",
+    "stt_failed",
+    "internal_error",
+    "session_error",
+    "engine_error",
+    "engine_timeout",
+    "engine_dead",
+)
 # Part type in ``response.content_part.*``; items call it ``output_audio``.
 AUDIO_PART = {"type": "audio", "transcript": ""}
 # Name of an event, and its fields.
@@ -121,3 +130,11 @@ def function_call(reply: OpenAIResponse, item: dict[str, Any], before: str | Non
     yield "response.output_item.done", {**output, "item": item}
     if reply.in_conversation:
         yield "conversation.item.done", {"previous_item_id": before, "item": item}
+
+
+def error_fields(error: ErrorInfo, event_id: str | None = None) -> dict[str, Any]:
+    if error.code in CAPACITY_CODES:
+        kind = "rate_limit_error"
+    else:
+        kind = "server_error" if error.code in SERVER_FAULT_CODES else "invalid_request_error"
+    return {"type": kind, "code": error.code, "message": error.message, "param": error.param, "event_id": event_id}

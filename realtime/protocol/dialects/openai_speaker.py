@@ -12,13 +12,12 @@ from realtime.protocol.dialects.base import Dialect
 from realtime.protocol.dialects.openai_audio import FIRST_DETECTION
 from realtime.protocol.dialects.openai_common import (
     OpenAIResponseParams,
-    error_fields,
     first_session,
     is_beta,
     to_beta_event,
 )
 from realtime.protocol.dialects.openai_conversation import OpenAIConversation
-from realtime.protocol.dialects.openai_replies import AUDIO_PART, OpenAIResponse, end_of_message
+from realtime.protocol.dialects.openai_replies import AUDIO_PART, OpenAIResponse, end_of_message, error_fields
 from realtime.protocol.dialects.parsing import dump, encode_base64
 
 
