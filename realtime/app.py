@@ -22,7 +22,7 @@ from realtime.cluster.membership import join_cluster
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.engine_factory import make_server_engine
 from realtime.mqtt.bridge import MqttBridge
-from realtime.protocol.dialects.registry import NATIVE_ROUTE
+from realtime.protocol.dialects.native import NATIVE_ROUTE
 from realtime.quota_history import restore_day_counts
 from realtime.server import SpeechServer
 from realtime.session_relay import SessionRelay

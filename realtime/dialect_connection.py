@@ -42,7 +42,7 @@ from sessions.weak import weak_method
 
 if TYPE_CHECKING:
     from realtime.agent.agent_conversation import AgentConversation
-    from realtime.protocol.dialects.registry import DialectRoute
+    from realtime.protocol.dialects.base import DialectRoute
     from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.connection")

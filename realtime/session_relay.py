@@ -21,7 +21,7 @@ from realtime.calls.call_registry import CallRegistry
 from realtime.dialect_connection import DialectConnection
 from realtime.errors import RequestRefused
 from realtime.protocol import model
-from realtime.protocol.dialects.registry import NATIVE_ROUTE
+from realtime.protocol.dialects.native import NATIVE_ROUTE
 from realtime.relayed_client import RelayedClient, RelayRequest
 from realtime.resumption import RefusalCause, ResumableConversation, TokenClaims, resume_refused
 from realtime.server import SpeechServer

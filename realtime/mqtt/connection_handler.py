@@ -18,7 +18,7 @@ from realtime.mqtt.broker_connector import HARD_LIMIT
 from realtime.mqtt.connection import BrokerDisconnected, IncomingMessage, MqttConnection, Publication
 from realtime.mqtt.publishers import MqttCallBridge, StatusPublisher
 from realtime.mqtt.session_transport import MqttReplyTransport, MqttSessionTable, MqttSessionTransport
-from realtime.protocol.dialects.registry import DialectRoute
+from realtime.protocol.dialects.base import DialectRoute
 from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed
 from realtime.protocol.mqtt.topics import Topics

@@ -16,7 +16,8 @@ from realtime.auth import Principal
 from realtime.dialect_connection import DialectConnection, refusal
 from realtime.errors import RequestRefused
 from realtime.protocol import model
-from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from realtime.protocol.dialects.base import DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES
 from realtime.server import SpeechServer
 from realtime.transports.http_routes import read_body
 from realtime.transports.transport import HttpTransport, WebSocketTransport, write_timeout_s

@@ -13,7 +13,7 @@ from engine.api import SpeechError
 from realtime.config import gateway_address
 from realtime.dialect_connection import DialectConnection
 from realtime.errors import RequestRefused
-from realtime.protocol.dialects.registry import DialectRoute
+from realtime.protocol.dialects.base import DialectRoute
 from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
 from realtime.server import SpeechServer
 from realtime.transports.tcp_server import close_writer, create_stream_transport, run_server

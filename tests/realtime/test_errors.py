@@ -26,8 +26,8 @@ from realtime.errors import (
     openai_error,
 )
 from realtime.protocol import call_events, model, native
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from realtime.protocol.dialects.base import Dialect, DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES
 from realtime.protocol.events import ErrorEvent, HeardBody, ResponseDone
 from realtime.protocol.mqtt import messages
 from realtime.protocol.telephony.model import CallReplyFailed, CommandRefused

@@ -22,7 +22,7 @@ from realtime.connection import MAX_PENDING_MESSAGES
 from realtime.dialect_connection import DialectConnection
 from realtime.protocol import events as ev
 from realtime.protocol import model
-from realtime.protocol.dialects.registry import NATIVE_ROUTE
+from realtime.protocol.dialects.native import NATIVE_ROUTE
 from realtime.protocol.native import SUBPROTOCOL, serialize
 from realtime.transports.transport import MessageTransport, WebSocketTransport
 from tests.fakes.engine import FakeScript, FakeSpeechEngine

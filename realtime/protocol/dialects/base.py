@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RemoteProtocolError
@@ -127,3 +127,16 @@ class HttpDialect(Dialect):
 
     def send_error(self, error: ErrorInfo, close: int | None) -> Iterator[model.DialectCommand]:
         yield model.AbortRequest(error)
+
+
+class DialectRoute(NamedTuple):
+    """The address of a wire on HTTP, and its dialect."""
+
+    path: str
+    dialect: type[Dialect]
+    # ``http``: POST, one body in, one streamed body out.
+    transport: Literal["socket", "http"] = "socket"
+    # Contexts are spoken one after the other; otherwise at once, distinguished by their ids.
+    serial: bool = False
+    # The API key may stand in the first message.
+    late_key: bool = False

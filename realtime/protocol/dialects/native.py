@@ -18,8 +18,16 @@ from engine.api import ErrorInfo
 from realtime.errors import CloseCode, RemoteProtocolError, RequestRefused, openai_error
 from realtime.protocol import events as ev
 from realtime.protocol import model
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.native import MAX_PACKET_BYTES, SUBPROTOCOL, parse_client, parse_flag, serialize, serialize_audio
+from realtime.protocol.dialects.base import Dialect, DialectRoute
+from realtime.protocol.native import (
+    MAX_PACKET_BYTES,
+    PATH,
+    SUBPROTOCOL,
+    parse_client,
+    parse_flag,
+    serialize,
+    serialize_audio,
+)
 from realtime.protocol.transitions import MAX_REMEMBERED_RESPONSES, ResponseState, SessionStateMachine
 
 KINDS = {
@@ -228,3 +236,6 @@ def _done(ended: model.ContextEnded, number: int) -> ev.ResponseDone:
         heard=None if ended.status == "completed" else heard,
         error=ended.error,
     )
+
+
+NATIVE_ROUTE = DialectRoute(PATH, NativeDialect)

@@ -1,8 +1,6 @@
-"""The routes of all wires on HTTP and their dialects."""
+"""The routes of vendors' wires and their dialects."""
 
 from __future__ import annotations
-
-from typing import Literal, NamedTuple
 
 from realtime.protocol.dialects import (
     cartesia,
@@ -14,28 +12,13 @@ from realtime.protocol.dialects import (
     elevenlabs_http,
     inworld,
     kyutai,
-    native,
     openai_realtime,
     rime,
     rime_v1,
     vllm_omni,
 )
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.native import PATH
+from realtime.protocol.dialects.base import DialectRoute
 
-
-class DialectRoute(NamedTuple):
-    path: str
-    dialect: type[Dialect]
-    # ``http``: POST, one body in, one streamed body out.
-    transport: Literal["socket", "http"] = "socket"
-    # Contexts are spoken one after the other; otherwise at once, distinguished by their ids.
-    serial: bool = False
-    # The API key may stand in the first message.
-    late_key: bool = False
-
-
-NATIVE_ROUTE = DialectRoute(PATH, native.NativeDialect)
 DIALECT_ROUTES: tuple[DialectRoute, ...] = (
     DialectRoute("/v1/text-to-speech/{voice_id}/multi-stream-input", elevenlabs.ElevenLabsMultiStream, late_key=True),
     DialectRoute("/v1/text-to-speech/{voice_id}/stream-input", elevenlabs.ElevenLabsStreamInput, late_key=True),

@@ -26,8 +26,8 @@ import msgspec
 from engine.api import ErrorInfo
 from realtime.errors import ProtocolError
 from realtime.protocol import model
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from realtime.protocol.dialects.base import Dialect, DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES
 from tests.vectors import VECTORS
 
 MAX_MESSAGE_CHARS = 2_000  # of those that a fuzzer bends

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.api import ErrorInfo
 from realtime.errors import RemoteProtocolError
 from realtime.protocol import model
-from realtime.protocol.dialects.base import Dialect
+from realtime.protocol.dialects.base import Dialect, DialectRoute
 from realtime.protocol.dialects.deepgram import DeepgramDialect
 from realtime.protocol.dialects.elevenlabs import ElevenLabsMultiStream
 from realtime.protocol.dialects.inworld import InworldDialect
@@ -23,7 +23,7 @@ from realtime.protocol.dialects.openai_conversation import MAX_CHARS, MAX_ITEMS,
 from realtime.protocol.dialects.openai_realtime import OpenAIRealtimeDialect
 from realtime.protocol.dialects.parsing import with_sentence_space
 from realtime.protocol.dialects.protobuf import ProtobufField, decode, encode
-from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES
 from tests.realtime.dialects.chaotic_client import AT_LENGTH, ChaoticClient
 from tests.realtime.dialects.dialect_harness import REQUEST_ID, DialectHarness, failed, handshake, word
 from tests.realtime.dialects.exchange import messages_of

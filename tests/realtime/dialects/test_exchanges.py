@@ -11,8 +11,8 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from realtime.protocol.dialects.base import Dialect
-from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from realtime.protocol.dialects.base import Dialect, DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES
 from realtime.protocol.model import DialectCommand, DialectEvent
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.dialects.exchange import read_exchanges, replay, wire_of

@@ -12,9 +12,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from engine.api import ErrorInfo
 from realtime.protocol import model
-from realtime.protocol.dialects.base import Dialect
+from realtime.protocol.dialects.base import Dialect, DialectRoute
 from realtime.protocol.dialects.parsing import text_only
-from realtime.protocol.dialects.registry import DialectRoute
 from realtime.transports import dialect_routes
 from realtime.transports.transport import WebSocketTransport
 from tests.fakes.engine import FakeScript, FakeSpeechEngine

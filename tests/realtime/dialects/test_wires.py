@@ -16,7 +16,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from realtime.protocol import events as ev
-from realtime.protocol.dialects.registry import DIALECT_ROUTES, DialectRoute
+from realtime.protocol.dialects.base import DialectRoute
+from realtime.protocol.dialects.registry import DIALECT_ROUTES
 from sessions import response
 from sessions.audio.pcm import Pcm
 from sessions.events import HeardText
