@@ -17,9 +17,9 @@ from sessions.audio.segment_joiner import SegmentJoiner
 from sessions.audio.speech_shaper import SpeechShaper
 from sessions.audio.time_stretch import TimeStretcher
 from sessions.audio.watermark.embedder import Watermark
-from sessions.config import AudioFormat, Encoding
+from sessions.config import PACKET_MS, AudioFormat, Encoding
 from sessions.encoders import EncoderPool
-from sessions.packetizer import PACKET_MS, AudioPacket, RawPacket, codec_delay_ms, create_packetizer
+from sessions.packetizer import AudioPacket, RawPacket, codec_delay_ms, create_packetizer
 from sessions.text.ssml.style import PLAIN_STYLE, SpeechStyle
 from sessions.text_items import FlushItem
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sessions.checkpoint import Replay
     from sessions.text.lexicons.lexicon import Lexicon
 
+# Duration of a packet of any format but Opus without a container.
+PACKET_MS = 20
+
 
 class Encoding(StrEnum):
     # Packets of 20 ms, bare.
@@ -36,7 +39,7 @@ class AudioFormat:
 
     encoding: Encoding = Encoding.OPUS
     sample_rate: int = 24_000
-    # Opus without a container: 10, 20, 40, 60, 80, 100 or 120 in a packet. All else leaves 20 ms at a time.
+    # Opus without a container: 10, 20, 40, 60, 80, 100 or 120 in a packet. All else leaves ``PACKET_MS`` at a time.
     packet_ms: int = 20
     # Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/design/audio.md).
     bitrate: int = 32_000

@@ -18,9 +18,7 @@ from sessions.audio.formats.registry import (
 from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import Pcm
-from sessions.config import AudioFormat, Encoding
-
-PACKET_MS = 20
+from sessions.config import PACKET_MS, AudioFormat, Encoding
 
 
 class AudioPacket(Protocol):

@@ -10,10 +10,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sessions.alignment.word_times import WordTime
 from sessions.audio.pacer import Pacer, UnderrunCause
 from sessions.clock import is_due
+from sessions.config import PACKET_MS
 from sessions.events import (
     CheckpointAdded,
     FlushCompleted,
@@ -24,7 +26,9 @@ from sessions.events import (
     ResponseFinished,
     ResponseWordTimes,
 )
-from sessions.packetizer import PACKET_MS, AudioPacket
+
+if TYPE_CHECKING:
+    from sessions.packetizer import AudioPacket
 
 # Packets made together leave together, the four of a codec frame in any case where the lead is no shorter.
 FRAME_MESSAGE_MS = 80

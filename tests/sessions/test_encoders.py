@@ -21,10 +21,10 @@ from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.formats.registry import RATES, stream_encoder
 from sessions.audio.opus_library import OpusUnavailable
 from sessions.audio_track import ENCODE_SLICE_PACKETS, AudioOutput, AudioTrack, ChunkOrderError
-from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
+from sessions.config import PACKET_MS, AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.encoders import EncoderPool
 from sessions.events import ResponseAudio
-from sessions.packetizer import PACKET_MS, create_packetizer
+from sessions.packetizer import create_packetizer
 from sessions.registry import SessionRegistry
 from sessions.text_items import FlushItem
 from tests.fakes.engine import FakeSpeechEngine
