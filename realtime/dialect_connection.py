@@ -34,9 +34,9 @@ from realtime.resumption import ResumableConversation, TokenClaims, resume_refus
 from realtime.setting_mapping import wire_settings
 from realtime.speech_api.speech_job import merge_fields, override_settings
 from realtime.transports.transport import HttpTransport, MessageTransport
+from sessions.audio.formats.registry import check_format
 from sessions.clock import now_s
 from sessions.session import Session
-from sessions.validation import check_format
 from sessions.voices.lookup import find_voice
 from sessions.weak import weak_method
 

@@ -12,11 +12,11 @@ from engine.api import (
     UnknownLanguage,
     UnknownVoice,
 )
+from sessions.audio.formats.registry import check_format
 from sessions.audio.time_stretch import MAX_SPEED, MIN_SPEED
-from sessions.config import AudioFormat, SessionLimits, SpeechSettings
+from sessions.config import SessionLimits, SpeechSettings
 from sessions.errors import LimitExceeded
 from sessions.lexicon_store import MAX_NAMED_LEXICONS, LexiconStore, UnknownLexicon
-from sessions.packetizer import create_packetizer
 from sessions.text.ssml.speaker_lines import COLONS, MAX_LABEL_CHARS, MAX_SPEAKERS
 from sessions.voices.lookup import resolve_stored_voice
 
@@ -91,8 +91,3 @@ def check_voice(settings: SpeechSettings, info: EngineInfo) -> None:
             raise InvalidRequest(f"voice is a cloned one; {info.model} does not clone voices", "voice")
     elif settings.voice is not None and settings.voice not in {voice.name for voice in info.voices}:
         raise UnknownVoice(f"voice {settings.voice!r} is unknown", "voice")
-
-
-def check_format(audio: AudioFormat) -> None:
-    """Check an audio format; raises ``UnsupportedFormat``."""
-    create_packetizer(audio)

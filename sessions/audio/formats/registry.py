@@ -101,6 +101,14 @@ def stream_encoder(audio: AudioFormat) -> StreamEncoder:
             return RawStream(BYTES_OF_PCM[audio.encoding])
 
 
+def check_format(audio: AudioFormat) -> None:
+    """Check an audio format; raises ``UnsupportedFormat``."""
+    if audio.encoding is Encoding.OPUS:
+        opus_settings(audio)
+    else:
+        stream_encoder(audio)
+
+
 def check_rate(audio: AudioFormat) -> None:
     """Check the sample rate against the format; raises ``UnsupportedFormat``."""
     if audio.sample_rate not in RATES[audio.encoding]:
