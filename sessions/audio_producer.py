@@ -16,13 +16,13 @@ from engine.api import (
     SpeechChunk,
     SpeechEvent,
 )
-from sessions.audio_track import AudioOutput, AudioTrack
 from sessions.clock import is_due, now_s
 from sessions.errors import EngineFailed
 from sessions.text.ssml.items import BreakItem, MarkItem
 from sessions.text_items import FlushItem, TextSegment
 
 if TYPE_CHECKING:
+    from sessions.audio_track import AudioOutput, AudioTrack
     from sessions.config import SpeechSettings
     from sessions.response_output import ResponseOutput
     from sessions.response_totals import ResponseTotals
@@ -36,10 +36,11 @@ MAX_DRAIN_WAIT_S = 1.0
 
 
 class AudioProducer:
-    """Owns the encoder of a response. One call at a time."""
+    """Feeds the track of a response. One call at a time."""
 
     def __init__(
         self,
+        audio: AudioTrack,
         settings: SpeechSettings,
         services: SessionServices,
         text: TextTrack,
@@ -49,14 +50,13 @@ class AudioProducer:
     ) -> None:
         # When silence takes the place of the next segment's sound that a flush waits for.
         self.drain_at_s = math.inf
+        self._audio = audio
         self._settings = settings
         self._services = services
         self._text = text
         self._queue = queue
         self._output = output
         self._totals = totals
-        options = (settings.speed, settings.reads_markup, services.watermark, output.ring.num_samples_to_drop)
-        self._audio = AudioTrack(settings.format, services.engine.info.sample_rate, services.encoders, *options)
 
     async def step(self) -> bool:
         """Process what there is of the current item. Returns false if there is nothing yet."""

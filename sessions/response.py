@@ -17,6 +17,7 @@ from functools import partial
 
 from engine.api import InvalidRequest, RequestTooLong, SpeechError
 from sessions.audio_producer import AudioProducer
+from sessions.audio_track import AudioTrack
 from sessions.checkpoint import Replay
 from sessions.clock import WakeEvent, is_due, now_s
 from sessions.config import AudioFormat, ResponseParams
@@ -261,9 +262,8 @@ class Response:
 
     async def _run(self) -> None:
         try:
-            self._producer = AudioProducer(
-                self.settings, self._services, self._text, self._queue, self._output, self._totals
-            )
+            parts = (self._text, self._queue, self._output, self._totals)
+            self._producer = AudioProducer(self._create_audio_track(), self.settings, self._services, *parts)
             await self._speak(self._producer)
         except Exception as error:
             self._fail(error)
@@ -272,6 +272,11 @@ class Response:
             if self.state is State.SPEAKING:  # the event loop is being torn down
                 self._stop(ResponseStatus.CANCELLED)
             await self._queue.release()
+
+    def _create_audio_track(self) -> AudioTrack:
+        settings, services = self.settings, self._services
+        options = (settings.speed, settings.reads_markup, services.watermark, self._ring.num_samples_to_drop)
+        return AudioTrack(settings.format, services.engine.info.sample_rate, services.encoders, *options)
 
     async def _speak(self, producer: AudioProducer) -> None:
         """Speak what has begun, in order, until all is spoken or the state changes."""
