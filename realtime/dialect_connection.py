@@ -36,7 +36,6 @@ from realtime.speech_api.speech_job import merge_fields, override_settings
 from realtime.transports.transport import HttpTransport, MessageTransport
 from sessions.audio.formats.registry import check_format
 from sessions.clock import now_s
-from sessions.session import Session
 from sessions.voices.lookup import find_voice
 from sessions.weak import weak_method
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from realtime.agent.agent_conversation import AgentConversation
     from realtime.protocol.dialects.base import DialectRoute
     from realtime.server import SpeechServer
+    from sessions.session import Session
 
 log = logging.getLogger("voicewire.connection")
 

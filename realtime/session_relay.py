@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,9 +25,11 @@ from realtime.protocol import model
 from realtime.protocol.dialects.native import NATIVE_ROUTE
 from realtime.relayed_client import RelayedClient, RelayRequest
 from realtime.resumption import RefusalCause, ResumableConversation, TokenClaims, resume_refused
-from realtime.server import SpeechServer
 from realtime.transports.relay_transport import RelayTransport
 from realtime.transports.transport import MessageTransport, write_timeout_s
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.gateways")
 

@@ -7,6 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.api import ErrorInfo, SpeechError
 from realtime.calls.playout import CallPlayout
@@ -24,8 +25,10 @@ from sessions.errors import (
     UnknownResponse,
 )
 from sessions.events import FlushCompleted, HeardText, ResponseAudio, ResponseEvent, ResponseFinished, ResponseStatus
-from sessions.response import Response
-from sessions.session import Session
+
+if TYPE_CHECKING:
+    from sessions.response import Response
+    from sessions.session import Session
 
 
 @dataclass(slots=True, eq=False)

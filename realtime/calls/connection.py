@@ -24,13 +24,13 @@ from realtime.protocol.telephony import base, model
 from realtime.transports.transport import MessageTransport
 from sessions.audio.provenance import SOURCE_TYPE
 from sessions.config import AudioFormat, Encoding
-from sessions.session import Session
 from sessions.vad.barge_in import BargeInDetector, BargeInSettings
 from sessions.vad.silero import load_model
 from sessions.weak import weak_method
 
 if TYPE_CHECKING:
     from realtime.server import SpeechServer
+    from sessions.session import Session
 
 log = logging.getLogger("voicewire.calls")
 

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from realtime.calls.call_registry import CallRegistry
 from realtime.errors import LocalProtocolError, RequestRefused
@@ -17,7 +18,9 @@ from realtime.mqtt.connection_handler import MqttConnectionHandler
 from realtime.mqtt.publishers import offline
 from realtime.protocol.mqtt.messages import MqttClosed, serialize
 from realtime.protocol.mqtt.topics import Topics
-from realtime.server import SpeechServer
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 DISCONNECTED_CODE = "broker_lost"
 SESSION_END_EXPIRY_S = 60

@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.api import SpeechError
 from realtime.auth import Principal
@@ -22,10 +22,12 @@ from realtime.protocol.dialects.base import DialectRoute
 from realtime.protocol.mqtt import messages
 from realtime.protocol.mqtt.dialect import MqttOneShotDialect, MqttSessionDialect, failed
 from realtime.protocol.mqtt.topics import Topics
-from realtime.server import SpeechServer
 from realtime.tracing import use_parent
 from realtime.transports.transport import check_size
 from sessions.audio.provenance import SOURCE_TYPE
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.mqtt")
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from engine.api import SpeechError
 from realtime.auth import Principal
@@ -13,8 +14,10 @@ from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
 from realtime.config import gateway_address
 from realtime.protocol.telephony.audiosocket import HEADER, AudioSocketDialect
-from realtime.server import SpeechServer
 from realtime.transports.tcp_server import TcpTransport, close_writer, run_server
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.calls")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -21,9 +22,11 @@ from realtime.errors import RequestRefused
 from realtime.protocol.call_events import parse_command, serialize
 from realtime.protocol.telephony import model
 from realtime.relayed_client import RelayedClient, RelayingConnection, RelayRequest
-from realtime.server import SpeechServer
 from realtime.transports.http_routes import read_body, refusal_response
 from realtime.transports.transport import WebSocketTransport, write_timeout_s
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 PATH = "/v1/calls"
 KEEPALIVE_INTERVAL_S = 15.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
@@ -18,10 +19,12 @@ from realtime.errors import RequestRefused
 from realtime.protocol import model
 from realtime.protocol.dialects.base import DialectRoute
 from realtime.protocol.dialects.registry import DIALECT_ROUTES
-from realtime.server import SpeechServer
 from realtime.transports.http_routes import read_body
 from realtime.transports.transport import HttpTransport, WebSocketTransport, write_timeout_s
 from sessions.weak import weak_method
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.dialects")
 

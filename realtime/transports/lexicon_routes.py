@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from realtime.errors import RequestRefused
-from realtime.server import SpeechServer
 from realtime.transports.http_routes import body_timeout, server_of
 from sessions.lexicon_store import LexiconManifest, LexiconRecord
 from sessions.text.lexicons.files import MAX_FILE_BYTES, parse_lexicon
 from sessions.voices.voice import SHARED, check_name
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.voices")
 

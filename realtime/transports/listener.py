@@ -10,7 +10,7 @@ import ssl
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import h11
 import uvicorn
@@ -24,12 +24,14 @@ from websockets.protocol import State
 from realtime.config import ConfigError
 from realtime.config_sections import LimitSettings, ListenSettings
 from realtime.h11_limits import ChunkLimitedConnection
-from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
 from realtime.transports.listening_sockets import Listeners
 from realtime.transports.transport import EXTENSION, SocketControls, write_timeout_s
 from realtime.transports.websocket_frames import FIN, OPCODE, WHOLE, FrameSplitter, payload
 from sessions.weak import weak_method
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.listener")
 

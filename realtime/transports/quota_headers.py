@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realtime.auth import PRINCIPAL, Principal
-from realtime.server import SpeechServer
 from sessions.quotas import NO_QUOTAS, QuotaState
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 
 class QuotaHeaders:

@@ -7,7 +7,7 @@ import base64
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +16,6 @@ from starlette.responses import Response, StreamingResponse
 from engine.api import ClonedVoice, InvalidRequest, SpeechError
 from realtime.auth import Principal
 from realtime.errors import RequestRefused, openai_error
-from realtime.server import SpeechServer
 from realtime.speech_api.request import body_of, parse_object
 from realtime.speech_api.selected_voice import ReferenceEncoder
 from realtime.speech_api.speech_job import prepare_job, usage
@@ -24,7 +23,10 @@ from realtime.transports.http_routes import read_body, server_of
 from realtime.transports.speech_routes import ByteBudget, check_limits, decode, speak_whole
 from realtime.transports.transport import PROVENANCE_HEADER, cancel_on_disconnect
 from sessions.audio.provenance import SOURCE_TYPE
-from sessions.session import Session
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
+    from sessions.session import Session
 
 MAX_ITEMS = 32
 AUDIO = "audio_data"

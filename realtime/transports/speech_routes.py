@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,7 +16,6 @@ from engine.api import ErrorInfo, SpeechError
 from realtime.auth import Principal
 from realtime.errors import RequestRefused, http_status, openai_error
 from realtime.option_resolver import WARNING_HEADER
-from realtime.server import SpeechServer
 from realtime.speech_api.request import Delivery, SpeechRequestBody, parse_body
 from realtime.speech_api.speech_job import SpeechJob, prepare_job, start_response, usage, usage_headers
 from realtime.transports.http_routes import read_body
@@ -25,8 +24,11 @@ from sessions.audio.formats.registry import finalize_file, stream_encoder
 from sessions.errors import LimitExceeded
 from sessions.events import ResponseAudio, ResponseFinished, ResponseStatus
 from sessions.metrics import Metrics
-from sessions.response import Response
-from sessions.session import Session
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
+    from sessions.response import Response
+    from sessions.session import Session
 
 log = logging.getLogger("voicewire.speech")
 

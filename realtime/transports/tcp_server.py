@@ -7,14 +7,16 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec import structs
 
-from realtime.server import SpeechServer
 from realtime.transports.acceptor import Acceptor
 from realtime.transports.listening_sockets import listening_sockets, warn_if_public_without_auth
 from realtime.transports.transport import MessageTransport, write_timeout_s
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.port")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -27,9 +27,11 @@ from realtime.protocol.telephony.plivo import PlivoDialect
 from realtime.protocol.telephony.telnyx import TelnyxDialect
 from realtime.protocol.telephony.twilio import TwilioDialect, is_signed
 from realtime.protocol.telephony.vonage import VonageDialect
-from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import WebSocketTransport, write_timeout_s
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.calls")
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from python_multipart.multipart import parse_options_header
@@ -20,12 +20,14 @@ from starlette.routing import BaseRoute, Route
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest, VoiceInfo
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
-from realtime.server import SpeechServer
 from realtime.transports.http_routes import body_timeout, read_body, server_of
 from realtime.transports.transport import cancel_on_disconnect
 from realtime.voice_cloner import check_transcript
 from sessions.voices.lookup import embedding_numbers, find_voice, is_built_in, resembles_built_in, voices_for
 from sessions.voices.voice import SHARED, StoredVoice, VoiceManifest, check_manifest, check_name
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 MAX_FIELDS = 16
 # An embedding of 2,048 numbers takes some 50,000.

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from engine.api import SpeechError
 from realtime.config import gateway_address
@@ -15,11 +16,13 @@ from realtime.dialect_connection import DialectConnection
 from realtime.errors import RequestRefused
 from realtime.protocol.dialects.base import DialectRoute
 from realtime.protocol.wyoming import Data, WyomingDialect, WyomingEvent, build_info, serialize
-from realtime.server import SpeechServer
 from realtime.transports.tcp_server import close_writer, create_stream_transport, run_server
 from realtime.version import VERSION
 from sessions.languages import CODES
 from sessions.voices.lookup import voices_for
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.wyoming")
 

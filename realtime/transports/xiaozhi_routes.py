@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
@@ -18,11 +19,13 @@ from realtime.calls.call_registry import CallRegistry
 from realtime.calls.connection import CallConnection
 from realtime.errors import RequestRefused
 from realtime.protocol.telephony.xiaozhi import VERSIONS, XiaozhiDialect
-from realtime.server import SpeechServer
 from realtime.transports.http_routes import refusal_response
 from realtime.transports.transport import MessageTransport, WebSocketTransport, write_timeout_s
 from realtime.xiaozhi.device_transport import XiaozhiTransport
 from sessions.encoders import EncoderPool
+
+if TYPE_CHECKING:
+    from realtime.server import SpeechServer
 
 log = logging.getLogger("voicewire.xiaozhi")
 
