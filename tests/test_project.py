@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -337,3 +337,49 @@ def test_packages_share_no_more_class_names(sources):
 def test_size_counts_lines_files_and_shared_names():
     first = "class A:\n    class B: ...\n\n# class B\n"
     assert size_of([first, "class B: ...", "x = 'class A: ...'"]) == Size(6, 3, 1)
+
+
+MAX_IMPORT_CHAIN = 14  # modules; may only fall
+# An import at the top level of a module; those for annotations alone and within functions are indented.
+TOP_LEVEL_IMPORT = re.compile(r"^from ([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
+
+
+def imported_modules(source: str, modules: Container[str]) -> set[str]:
+    """Those of ``modules`` that a source imports when it is loaded."""
+    found = TOP_LEVEL_IMPORT.findall(source)
+    pairs = [(package, name) for package, names in found for name in re.findall(r"\w+", names)]
+    return {module for package, name in pairs for module in (f"{package}.{name}", package) if module in modules}
+
+
+def longest_import_chain(sources: dict[str, str]) -> list[str]:
+    """The longest list of modules of which each imports the next one."""
+
+    @functools.cache
+    def chain_from(module: str) -> list[str]:
+        chains = map(chain_from, imported_modules(sources[module], sources))
+        return [module, *max(chains, key=len, default=[])]
+
+    return max(map(chain_from, sources), key=len)
+
+
+def test_import_chains_are_not_longer_than_their_ceiling(committed):
+    paths = [path.relative_to(ROOT) for path in committed if path.suffix == ".py" and path.is_file()]
+    sources = {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): (ROOT / path).read_text(encoding="utf-8")
+        for path in paths
+        if path.parts[0] in PACKAGES
+    }
+    chain = longest_import_chain(sources)
+    assert len(chain) <= MAX_IMPORT_CHAIN, " > ".join(chain)
+
+
+def test_import_chain_follows_what_is_imported_when_a_module_is_loaded():
+    sources = {
+        "a": "from b import (\n    c,\n    Name,\n)\nif TYPE_CHECKING:\n    from e import Type\n",
+        "b": "",
+        "b.c": "import sys\nfrom d import Other as Alias\n",
+        "d": "def lazy():\n    from e import f\n",
+        "e": "from a import Name\n",
+    }
+    assert longest_import_chain({name: sources[name] for name in "a b b.c d".split()}) == ["a", "b.c", "d"]
+    assert longest_import_chain(sources) == ["e", "a", "b.c", "d"]
