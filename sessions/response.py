@@ -27,7 +27,7 @@ from sessions.response_output import ResponseOutput
 from sessions.response_totals import ResponseTotals
 from sessions.session_services import SessionServices
 from sessions.speaking_queue import SpeakingQueue
-from sessions.stall_detector import StallDetector, StallSource
+from sessions.stall_detector import ResponseWatch
 from sessions.styles import StyleResolver, create_text_track
 from sessions.text.ssml.items import BreakItem
 from sessions.text_budget import TextQueue
@@ -105,7 +105,7 @@ class Response:
         # Playout position at the end, at the engine's rate.
         self._ended_at_samples = 0
         self._next_check_s = math.inf
-        self._stalls = StallDetector(services.limits)
+        self._watch = ResponseWatch(services.limits, self._text, self._queue, self._output, self._totals)
         self._num_popped = 0
 
     @property
@@ -383,7 +383,7 @@ class Response:
             self.cancel(played_ms)
             self._output.rewind(self._ring.num_sent_samples, played_ms)
             self._ring.skip_to_end()
-        self._stalls = StallDetector(self._services.limits)
+        self._watch.reset()
         self._queue.report_playback(self._output)
         self.advance()
         self._output.wake_reader()
@@ -448,31 +448,11 @@ class Response:
         """End the response if it has waited too long for anything. To be called now and then."""
         if self.is_done:
             return
-        source = self._waits_for(now)
         if self._output.is_suspended:
             # The engine's own clock would run on.
             self._queue.report_playback(self._output)
-            if source is not StallSource.ENGINE:
-                return
-        match source:
-            case StallSource.READER | StallSource.LISTENER:
-                progress = self._ring.num_messages_sent
-            case StallSource.WRITER:
-                progress = self._text.num_chars
-            case StallSource.ENGINE:
-                progress = self._queue.num_segments + self._totals.num_engine_events
-        if error := self._stalls.check(source, progress, now):
+        if error := self._watch.check(self.state is State.DRAINING, now):
             self._fail(error)
-
-    def _waits_for(self, now: float) -> StallSource:
-        due_s = self._ring.due_s(now)
-        if due_s is not None:
-            return StallSource.READER if is_due(due_s, now) else StallSource.LISTENER
-        if self.state is State.DRAINING:
-            return StallSource.READER
-        if self._text.is_starving(self._queue.segments):
-            return StallSource.WRITER
-        return StallSource.LISTENER if self._ring.left_ms(now) > 0 else StallSource.ENGINE
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, SpeechError):
