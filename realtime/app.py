@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from engine.api import SpeechEngine, SpeechError
-from realtime.auth import load_authenticator
+from realtime.api_keys import load_authenticator
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.gateway_hub import HubClient
 from realtime.cluster.membership import join_cluster

@@ -18,7 +18,7 @@ import msgspec
 from prometheus_client import multiprocess
 
 from engine.api import RunDirectory, SpeechEngine
-from realtime.auth import load_authenticator
+from realtime.api_keys import load_authenticator
 from realtime.calls.gateway_hub import GatewayHub
 from realtime.config import ServerConfig
 from realtime.config_sections import AuthSettings

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from realtime.auth import load_authenticator
+from realtime.api_keys import load_authenticator
 from realtime.cluster.config import ClientTls, ClusterConfig
 from realtime.cluster.haproxy import HaproxySlots, admin_command, haproxy_configuration
 from realtime.cluster.link import Call

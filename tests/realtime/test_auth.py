@@ -22,7 +22,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from realtime import auth
-from realtime.auth import KEY_SUBPROTOCOL, LOCAL, Authenticator, Principal, load_authenticator
+from realtime.api_keys import load_authenticator
+from realtime.auth import KEY_SUBPROTOCOL, LOCAL, Authenticator, Principal
 from realtime.browser_tokens import TokenScope, issue, load_token_secret, parse
 from realtime.config import ConfigError
 from realtime.config_sections import AuthSettings

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from realtime import quota_history
-from realtime.auth import Authenticator, load_authenticator
+from realtime.api_keys import load_authenticator
+from realtime.auth import Authenticator
 from realtime.cluster.link import LINK_VARIABLE
 from realtime.config_sections import AuthSettings, LogSettings
 from realtime.quota_history import read_day_usage, restore_day_counts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from realtime.auth import load_authenticator
+from realtime.api_keys import load_authenticator
 from realtime.cluster.leased_counters import LeasedUsageCounters, leased_limits
 from realtime.cluster.limit_leases import Lease
 from realtime.config import ConfigError
