@@ -113,16 +113,7 @@ class Session:
             replay=replay,
             is_bulk=self._is_bulk,
         )
-        account = ResponseAccount(
-            params.request_prefix,
-            self.key,
-            self._services.metrics,
-            self._meter,
-            self._services.usage,
-            replay is not None,
-            self._services.tracer,
-            self.trace_parent if trace_parent is None else trace_parent,
-        )
+        account = self._open_account(params.request_prefix, replay is not None, trace_parent)
         on_text, on_end = weak_method(self._admit), weak_method(self._on_response_end)
         response = Response(params, self._services, account, self._text_queue, on_text, on_end)
         self._active.add(response)
@@ -130,6 +121,13 @@ class Session:
         self._prefetch(settings)
         response.start(text, text_closed)
         return response
+
+    def _open_account(self, request_id: str, is_resynced: bool, trace_parent: object) -> ResponseAccount:
+        services = self._services
+        parent = self.trace_parent if trace_parent is None else trace_parent
+        return ResponseAccount(
+            request_id, self.key, services.metrics, self._meter, services.usage, is_resynced, services.tracer, parent
+        )
 
     def response(self, response_id: str) -> Response:
         """A current response, or one of the last ended. Raises ``UnknownResponse``."""
