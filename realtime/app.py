@@ -175,6 +175,17 @@ def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiSer
     return [*open_webui_routes(api), *api, *page_routes(server)]
 
 
+async def check_settings(config: ServerConfig, engine: SpeechEngine) -> None:
+    """Create the parts of a server of this configuration, and drop them. Raises ``ConfigError``.
+
+    ``engine`` has not started."""
+    app = create_app(config, engine)
+    try:
+        UvicornConfig(app, config.listen, config.limits).load()
+    finally:
+        await app.state.server.aclose()
+
+
 def freeze_startup_objects() -> None:
     """Exclude live objects from garbage collection, which would pause all calls to scan them."""
     gc.collect()

@@ -19,6 +19,7 @@ from prometheus_client import multiprocess
 
 from engine.api import RunDirectory, SpeechEngine
 from realtime.api_keys import load_authenticator
+from realtime.app import check_settings
 from realtime.calls.gateway_hub import GatewayHub
 from realtime.config import ServerConfig
 from realtime.config_sections import AuthSettings
@@ -223,6 +224,8 @@ async def serve_with_gateways(
     Raises ``ConfigError``, ``OSError`` or ``CheckpointError`` before ``on_ready``.
     """
     engine, addresses = shared or find_engines(config)
+    # Before the model loads, and once: each gateway would find the same.
+    await check_settings(config, connect_engine(addresses, config.engine))
     reserved = open_listeners(config.listen, share_port=True)
     ports = reserved.ports
     listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)

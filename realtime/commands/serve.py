@@ -94,7 +94,7 @@ def available_cores() -> int:
 
 
 async def run_server(config: ServerConfig, on_ready: Callable[[Ports], None]) -> None:
-    """Serve in this process, or with gateways, whose supervisor needs no code for sockets."""
+    """Serve in this process, or with gateways."""
     if config.listen.gateways > 1:
         from realtime.gateway_supervisor import serve_with_gateways
 

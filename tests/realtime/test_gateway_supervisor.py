@@ -29,7 +29,7 @@ from websockets.exceptions import InvalidMessage, InvalidStatus
 from engine.process import RunDirectory
 from realtime import gateway_supervisor
 from realtime.client import NativeClient, open_session
-from realtime.config import ServerConfig, load_config
+from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.errors import RequestRefused
 from realtime.gateway_supervisor import (
     GATEWAY_COMMAND,
@@ -37,6 +37,7 @@ from realtime.gateway_supervisor import (
     GatewaySupervisor,
     SharedUsageCounters,
     gateway_environment,
+    serve_with_gateways,
 )
 from realtime.protocol import events as ev
 from realtime.voice_cloner import ConcurrencyLimit
@@ -44,6 +45,7 @@ from sessions.admission import CONNECTIONS, UPLOADS, LocalUsageCounters, Respons
 from sessions.config import RegistryLimits
 from sessions.errors import LimitExceeded
 from tests.fakes.checkpoints import write_checkpoint
+from tests.fakes.engine import FakeSpeechEngine
 from tests.realtime.calls.test_sockets import told
 from tests.realtime.certificates import self_signed
 from tests.realtime.live_server import NO_CERTIFICATES, SpokenResponse, close_code, hear, next_of
@@ -443,6 +445,18 @@ async def test_a_gateway_that_does_not_come_up_is_ended_and_forgotten(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+class UnstartedEngine(FakeSpeechEngine):
+    async def start(self) -> None:
+        raise AssertionError("its model would load")
+
+
+async def test_wrong_setting_is_found_before_the_model_loads() -> None:
+    """By the parent: without it, each gateway would find it after the load."""
+    config = load_config(flags={"listen.gateways": 2, "listen.port": 0, "agent.stt_url": "http://127.0.0.1:9"})
+    with pytest.raises(ConfigError, match=r"agent\.stt_url needs"):
+        await serve_with_gateways(config, lambda ports: None, (UnstartedEngine(), "unix:/nowhere"))
 
 
 NAMES = counter_names(["ann", "ben"])

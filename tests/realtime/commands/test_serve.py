@@ -129,6 +129,8 @@ def test_a_setting_without_a_value_is_refused() -> None:
         (["--keys-file", "nowhere.toml"], 2, "auth.keys_file nowhere.toml"),
         (["--model", "/nowhere", "--port", "0"], 1, "/nowhere"),
         (["--set", "engine.options=5"], 2, "engine.options = 5 (command line): expected a table"),
+        (["--gateways", "2", "--set", "calls.agent=builtin"], 2, "calls.agent = builtin needs agent.llm_url"),
+        (["--gateways", "2", "--tls-certificate", "a.pem", "--tls-key", "b.pem"], 2, "listen.tls_certificate = a.pem"),
     ],
 )
 def test_unservable_configuration_is_one_line_error(
