@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from realtime.cli import COMMANDS
+from realtime.cli import COMMANDS, load, parser_for
+from realtime.cluster.config import parse_cluster_config
+from realtime.commands.cluster import leave
 from realtime.config import ENVIRONMENT_PREFIX, ServerConfig, environment_name, settings
 from realtime.version import VERSION
 
@@ -37,6 +39,7 @@ def seconds(text: str) -> int:
     return int(text.removesuffix("s"))
 
 
+KUBERAY = list(yaml.safe_load_all((ROOT / "deploy" / "kuberay.yaml").read_text()))
 FILES = {"Dockerfile": DOCKERFILE, "compose.yaml": str(COMPOSE), "unit": UNIT, "chart": TEMPLATES}
 
 
@@ -52,6 +55,21 @@ def test_replies_play_to_their_end_before_a_server_is_killed() -> None:
     for service in COMPOSE["services"].values():
         assert seconds(service["stop_grace_period"]) > drain_s
     assert int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)[1]) > drain_s
+
+
+def test_workers_of_kuberay_leave_before_they_end() -> None:
+    [files] = [found["data"] for found in KUBERAY if found["kind"] == "ConfigMap"]
+    [cluster] = [found["spec"] for found in KUBERAY if found["kind"] == "RayCluster"]
+    config = parse_cluster_config(yaml.safe_load(files["cluster.yaml"]))
+    for group in cluster["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        [container] = pod["containers"]
+        program, name, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
+        args = parser_for(name, load(name)).parse_args([name, *arguments])
+        mounts = {one["mountPath"] for one in container["volumeMounts"]}
+        assert (program, args.act) == ("voicewire", leave)
+        assert (str(args.file.parent) in mounts, args.file.name in files) == (True, True)
+        assert pod["terminationGracePeriodSeconds"] >= config.drain_timeout_s + 60
 
 
 def test_chart_has_the_version_of_the_server() -> None:

@@ -38,6 +38,11 @@ INTERVAL_S = 0.5
 SILENT_S = 15.0
 CALL_TIMEOUT_S = 10.0
 MAX_PAUSE_S = 30.0
+# In place of the generation of replicas whose node is about to end.
+LEAVING = "leaving"
+# Time for the successors of these to start; then they drain anyway.
+MAX_LEAVE_S = 60.0
+NODE_LABEL = "ray.io/node-id"
 # Ray's own resource of the head node; the door has one address.
 HEAD_NODE = {"node:__internal_head__": 0.001}
 
@@ -101,7 +106,8 @@ class ReplicaActor:
 
     def report(self, members: bytes) -> bytes:
         known = msgspec.json.decode(members, type=Members | None)
-        return msgspec.json.encode(self._replica.report(known))
+        status = msgspec.structs.replace(self._replica.report(known), node=ray.get_runtime_context().get_node_id())
+        return msgspec.json.encode(status)
 
     def drain(self) -> None:
         self._replica.drain()
@@ -140,6 +146,8 @@ class Controller:
         self._errors: dict[str, str] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
         self._is_stopping = False
+        # Nodes that are about to end, by id, and when each was named first.
+        self._leaving: dict[str, float] = {}
         self._scalers = {
             "engine": self._autoscaler(self._config.engine.min_replicas, self._config.engine.max_replicas),
             "gateway": self._autoscaler(self._config.gateway.min_replicas, self._config.gateway.max_replicas),
@@ -160,6 +168,13 @@ class Controller:
     def stop(self) -> None:
         """Drain every replica and start none."""
         self._is_stopping = True
+
+    def leave(self, node: bytes) -> bytes:
+        """Replace the replicas of a node but the door, and start none there. Returns how many still run."""
+        name = msgspec.json.decode(node, type=str)
+        self._leaving.setdefault(name, time.monotonic())
+        statuses = [member.status for member in list(self._members.values())]
+        return msgspec.json.encode(sum(one.node == name and one.kind != "door" for one in statuses))
 
     def _autoscaler(self, minimum: int, maximum: int) -> Autoscaler:
         return Autoscaler(minimum, maximum, self._config.target_utilization, self._config.scale_down_delay_s)
@@ -274,9 +289,11 @@ class Controller:
         return wanted
 
     def _step(self, kind: Kind) -> None:
-        steps = plan(self._of(kind), self._wanted.get(kind, 0), self._generations[kind])
-        if steps.to_drain:
-            self._drain(steps.to_drain)
+        replicas = [self._as_planned(one) for one in self._of(kind)]
+        steps = plan(replicas, self._wanted.get(kind, 0), self._generations[kind])
+        overdue = [one.name for one in replicas if one.state != "draining" and self._is_overdue(one)]
+        if to_drain := {*steps.to_drain, *overdue}:
+            self._drain(sorted(to_drain))
         not_before_s, _ = self._pauses.get(kind, (0.0, 0.0))
         has_engine = any(one.state == "ready" for one in self._of("engine"))
         if time.monotonic() >= not_before_s and (kind != "gateway" or has_engine):
@@ -316,11 +333,26 @@ class Controller:
             lifetime="detached",
             max_concurrency=4,
             **resources(self._config, kind),
+            **self._elsewhere(kind),
         )
         self._members[name] = Member(
             actor.remote(msgspec.json.encode(spec), self._namespace),
             ReplicaStatus(name=name, kind=kind, generation=spec.generation),
         )
+
+    def _as_planned(self, one: ReplicaStatus) -> ReplicaStatus:
+        """On a node that is about to end, a replica but the door counts as outdated, so that it is replaced in turn."""
+        is_leaving = one.node in self._leaving and one.kind != "door"
+        return msgspec.structs.replace(one, generation=LEAVING) if is_leaving else one
+
+    def _is_overdue(self, one: ReplicaStatus) -> bool:
+        """Return whether a leaving replica waits for its successor no longer."""
+        return one.generation == LEAVING and time.monotonic() - self._leaving[one.node] > MAX_LEAVE_S
+
+    def _elsewhere(self, kind: Kind) -> dict[str, Any]:
+        """Options that place a replica on no node that is about to end."""
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] in self._leaving]
+        return {} if kind == "door" or not nodes else {"label_selector": {NODE_LABEL: f"!in({','.join(nodes)})"}}
 
 
 def resources(config: ClusterConfig, kind: Kind) -> dict[str, Any]:

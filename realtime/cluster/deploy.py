@@ -68,12 +68,12 @@ def status(name: str) -> ClusterStatus:
     return msgspec.json.decode(call(controller.status), type=ClusterStatus)
 
 
-def call(method: Any) -> bytes:
+def call(method: Any, *arguments: bytes) -> bytes:
     """Call a method of the controller, again while Ray restarts it. Raises ``ClusterError``."""
     end_s = time.monotonic() + RESTART_TIMEOUT_S
     while True:
         try:
-            return cast(bytes, ray.get(method.remote(), timeout=CALL_TIMEOUT_S))
+            return cast(bytes, ray.get(method.remote(*arguments), timeout=CALL_TIMEOUT_S))
         except (RayError, TimeoutError):
             if time.monotonic() > end_s:
                 raise ClusterError("the cluster's controller does not answer") from None
@@ -104,6 +104,21 @@ def down(name: str, timeout_s: float) -> None:
     ray.kill(controller)
     if (coordinator := find_actor(COORDINATOR, name)) is not None:
         ray.kill(coordinator)
+
+
+def leave(name: str, timeout_s: float) -> None:
+    """Replace the replicas of this machine by others elsewhere.
+
+    Raises ``ClusterError`` if one still runs after ``timeout_s``."""
+    if (controller := find_controller(name)) is None:
+        raise ClusterError(f"no cluster {name!r} runs here")
+    node = msgspec.json.encode(ray.get_runtime_context().get_node_id())
+
+    def is_empty() -> bool:
+        # Each call says it again: a new controller knows no leaving nodes.
+        return msgspec.json.decode(call(controller.leave, node), type=int) == 0
+
+    wait_until(is_empty, timeout_s, "replicas of this machine still drain")
 
 
 def wait_until_ready(name: str, timeout_s: float) -> ClusterStatus:

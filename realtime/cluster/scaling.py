@@ -20,6 +20,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     # Of its command and settings; replicas of another one are replaced.
     generation: str
     state: State = "starting"
+    # Ray's id of its machine; empty until it runs there.
+    node: str = ""
     host: str = ""
     port: int = 0
     # ``HOST:PORT`` of its own port for clients, or the engine's address.

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("up", up, "start the cluster, or change a running one to the file"),
         ("status", status, "print the replicas, one a line"),
         ("down", down, "drain and stop all replicas"),
+        ("leave", leave, "drain the replicas of this machine, which is about to end"),
     ):
         action = actions.add_parser(name, help=about, description=about)
         action.add_argument("file", type=Path, metavar="FILE.yaml", help="docs/guides/cluster.md")
@@ -72,3 +73,9 @@ def down(config: ClusterConfig, args: argparse.Namespace) -> None:
     from realtime.cluster import deploy
 
     deploy.down(config.name, config.drain_timeout_s + 60)
+
+
+def leave(config: ClusterConfig, args: argparse.Namespace) -> None:
+    from realtime.cluster import deploy
+
+    deploy.leave(config.name, config.drain_timeout_s + 60)

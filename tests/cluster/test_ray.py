@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 import httpx2 as httpx
 import msgspec
@@ -24,6 +26,7 @@ from tests.realtime.live_server import EMBEDDING_SIZE, NO_CERTIFICATES, WAIT_S
 pytestmark = [pytest.mark.cluster("ray", "haproxy"), pytest.mark.timeout(540)]
 
 PROGRAMS = {"gateway": FAKE_GATEWAY, "engine": (sys.executable, "-m", "tests.cluster.fake_engine")}
+RAY = Path(sys.executable).with_name("ray")
 LEXICON = {"entries": {"NGINX": "engine x"}}
 # An actor starts in 5 s on idle cores, and eight of them share two.
 READY_S = 300.0
@@ -147,6 +150,37 @@ async def test_rolling_upgrade_cuts_nothing_and_keeps_capacity(open_cluster):
         assert min(numbers) >= 2
         assert len(await cluster.replicas("engine")) == 1
     assert set(work.outcomes) == {"completed"}
+
+
+@contextmanager
+def another_machine() -> Iterator[None]:
+    """A second node of Ray on this machine."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    command = [RAY, "start", f"--address={address}", "--num-cpus=16", "--disable-usage-stats", "--block"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as node:
+        try:
+            yield
+        finally:
+            node.terminate()
+
+
+async def test_machine_that_leaves_cuts_nothing(open_cluster):
+    """Its replicas drain, and others start on the other machine. The door stays."""
+    from realtime.cluster import deploy
+
+    with ExitStack() as machines:
+        async with open_cluster(gateway=two_gateways()) as cluster, load(cluster.url, num_callers=8) as work:
+            [left] = {one.node for one in await cluster.replicas()}
+            machines.enter_context(another_machine())
+            await asyncio.to_thread(deploy.leave, cluster.config.name, READY_S)
+            await cluster.ready()
+            gateways, engines, doors = [await cluster.replicas(kind) for kind in ("gateway", "engine", "door")]
+            assert (len(gateways), len(engines)) == (2, 1)
+            assert {one.node for one in (*gateways, *engines)}.isdisjoint({left, ""})
+            assert [one.node for one in doors] == [left]
+        assert set(work.outcomes) == {"completed"}
 
 
 async def test_lost_controller_and_actor_cut_nothing(open_cluster):
