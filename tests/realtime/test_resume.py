@@ -280,6 +280,29 @@ async def test_positions_that_were_never_sent_cancel_the_reply(samples: int) -> 
         live.speech.resumption.evict_all()
 
 
+@pytest.mark.parametrize("played_ms", [-5.0, 1e300])
+async def test_last_position_counts_and_its_playback_is_bounded(played_ms: float) -> None:
+    """Of a response that is listed twice the last position counts, and one that never was is unknown."""
+    async with live_server(FakeSpeechEngine(SCRIPT), limits__resume_grace_s=30) as live:
+        first = await open_session(live.url + RESUMABLE)
+        session_id, token = await start_reply(first, "lead")
+        await lose(first, live)
+        second = await open_session(live.url + RESUMABLE)
+        lie = ev.ResumePosition(response_id="r", received_samples=2**31)
+        position = ev.ResumePosition(response_id="r", received_samples=480, played_ms=played_ms)
+        positions = (lie, position, ev.ResumePosition(response_id="never"))
+        await second.send(ev.SessionResume(session_id=session_id, token=token, responses=positions))
+        resumed = await next_of(second, ev.SessionResumed)
+        states = [(one.response_id, one.state) for one in resumed.responses]
+        assert states == [("r", "open"), ("never", "unknown")]
+        assert resumed.responses[0].next_sample <= 480
+        await second.send(ev.ResponseCancel(response_id="r"))
+        heard = (await hear(second)).done.heard
+        assert heard is not None
+        assert heard.text in ("", "One ")  # 30 ms were received, and the clock goes on from there
+        await second.aclose()
+
+
 async def test_unlisted_reply_is_cancelled_and_open_owner_is_replaced() -> None:
     async with live_server(FakeSpeechEngine(SCRIPT), limits__resume_grace_s=30) as live:
         first = await open_session(live.url + RESUMABLE)
