@@ -1,11 +1,12 @@
 """Measure what it costs that a session can be resumed: memory of an idle session, CPU of a reply.
 
-    python -m benchmarks.resume_cost [--sessions 400] [--replies 40] [--rounds 5]
+    python -m benchmarks.resume_cost [--sessions 400] [--rounds 5] [--pairs 60]
 
-Servers are processes of their own with the fake engine, one after the other: a fresh one for each figure. Rounds with
-and without ``?resume=true`` alternate, and ``cpu_ratio`` is the median of their paired ratios. Replies are Opus at 32
-kbit/s in burst, read as fast as they come; a client reports its playback once a second of audio, as players do, so
-that what was played is not retained. The last line is JSON.
+Servers are processes of their own with the fake engine, for the memory a fresh one for each figure. For the CPU time
+one server speaks to two clients in turn, with and without ``?resume=true``, so that both meet the same load; the order
+changes with each pair. Replies are Opus in burst, read as fast as they come. A client reports its playback once a
+second of audio, as players do, so that what was played is not retained. ``cpu_ratio`` is that of the sums, with the
+standard error of the pairs. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 
 import psutil
@@ -29,6 +31,7 @@ SETTINGS = ev.NativeSpeechSettings(format=ev.NativeAudioFormat(encoding="opus", 
 QUERIES = {"plain": "", "resumable": "?resume=true"}
 # The first sessions and replies load modules and fill caches.
 NUM_WARM_UP = 20
+NUM_WARM_UP_PAIRS = 3
 
 
 async def open_all(running: ServerProcess, query: str, num_sessions: int) -> list[NativeClient]:
@@ -62,44 +65,53 @@ async def speak(client: NativeClient, number: int) -> float:
     raise AssertionError("closed before the end of the reply")
 
 
-async def cpu_ms_per_speech_second(query: str, num_replies: int) -> float:
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+async def cpu_ms_of_pairs(num_pairs: int) -> dict[str, list[float]]:
+    """Return the CPU milliseconds for a second of speech, reply by reply."""
+    found: dict[str, list[float]] = {name: [] for name in QUERIES}
     with server(SCRIPT, log__level="error") as running:
-        client = await open_session(running.url + query)
         process = psutil.Process(running.process.pid)
-        await speak(client, 0)
-        before = process.cpu_times()
-        speech_s = sum([await speak(client, number) for number in range(1, num_replies + 1)])
-        after = process.cpu_times()
-        await client.aclose()
-    return 1000 * (after.user + after.system - before.user - before.system) / speech_s
+        clients = {name: await open_session(running.url + query) for name, query in QUERIES.items()}
+        for number in range(NUM_WARM_UP_PAIRS + num_pairs):
+            for name in sorted(clients, reverse=number % 2 == 1):
+                before_s = cpu_s(process)
+                speech_s = await speak(clients[name], number)
+                found[name].append(1000 * (cpu_s(process) - before_s) / speech_s)
+        for client in clients.values():
+            await client.aclose()
+    return {name: values[NUM_WARM_UP_PAIRS:] for name, values in found.items()}
 
 
-async def measure(num_sessions: int, num_replies: int, num_rounds: int) -> dict[str, object]:
+async def measure(num_sessions: int, num_rounds: int, num_pairs: int) -> dict[str, object]:
     memory: dict[str, list[float]] = {name: [] for name in QUERIES}
-    cpu: dict[str, list[float]] = {name: [] for name in QUERIES}
     for _ in range(num_rounds):
         for name, query in QUERIES.items():
             memory[name].append(await idle_bytes(query, num_sessions))
-            cpu[name].append(await cpu_ms_per_speech_second(query, num_replies))
     more_bytes = [after - before for before, after in zip(memory["plain"], memory["resumable"], strict=True)]
-    ratios = [after / before for before, after in zip(cpu["plain"], cpu["resumable"], strict=True)]
+    cpu_ms = await cpu_ms_of_pairs(num_pairs)
+    ratios = [after / before for before, after in zip(cpu_ms["plain"], cpu_ms["resumable"], strict=True)]
     return {
         "benchmark": "resume_cost",
+        "load": round(os.getloadavg()[0], 1),
         "idle_session_bytes": {name: round(statistics.median(values)) for name, values in memory.items()},
         "more_bytes": [round(value) for value in more_bytes],
-        "cpu_ms_per_speech_s": {name: round(statistics.median(values), 2) for name, values in cpu.items()},
-        "cpu_ratios": [round(value, 3) for value in ratios],
-        "cpu_ratio": round(statistics.median(ratios), 3),
+        "cpu_ms_per_speech_s": {name: round(statistics.mean(values), 2) for name, values in cpu_ms.items()},
+        "cpu_ratio": round(sum(cpu_ms["resumable"]) / sum(cpu_ms["plain"]), 4),
+        "standard_error": round(statistics.stdev(ratios) / len(ratios) ** 0.5, 4),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=400)
-    parser.add_argument("--replies", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=60)
     args = parser.parse_args()
-    print(json.dumps(asyncio.run(measure(args.sessions, args.replies, args.rounds))))
+    print(json.dumps(asyncio.run(measure(args.sessions, args.rounds, args.pairs))))
 
 
 if __name__ == "__main__":

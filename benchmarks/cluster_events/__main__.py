@@ -1,6 +1,7 @@
 """Kill, replace, add and cut off gateways and engines under paced replies, and measure what listeners miss.
 
-    python -m benchmarks.cluster_events [--listeners 200] [--gateways 2] [--voice fake] [--events none,kill,upgrade]
+    python -m benchmarks.cluster_events [--listeners 200] [--gateways 2] [--voice fake] [--seconds 15]
+        [--events none,kill,upgrade]
 
 Replies are PCM at 16 kHz with a lead of 2 s, begun before the event, and compared with an uninterrupted one.
 
@@ -37,13 +38,15 @@ from benchmarks.cluster_events.partitions import measure_door_partition, measure
 # Seconds after the first audio of all.
 EVENT_S = 4.0
 AFTER_S = 3.0
+# Of the fake engine's speech.
+CHAR_S = 0.06
 PARTITIONS = {"partition": measure_engine_partition, "door": measure_door_partition}
 
 
-def open_stage(event: str, voice: str, num_gateways: int) -> Gateways | Engines:
+def open_stage(event: str, args: argparse.Namespace) -> Gateways | Engines:
     if event in ("engines", "engine"):
-        return Engines(voice, num_gateways)
-    return Gateways(1 if event == "scale" else num_gateways)
+        return Engines(args.voice, args.gateways)
+    return Gateways(1 if event == "scale" else args.gateways, round(args.seconds / CHAR_S))
 
 
 class IdleCores:
@@ -58,15 +61,15 @@ class IdleCores:
         return round((self._idle_s - before[0]) / (self._at_s - before[1]), 2)
 
 
-async def measure(event: str, num_listeners: int, voice: str, num_gateways: int) -> dict[str, object]:
-    stage = await asyncio.to_thread(open_stage, event, voice, num_gateways)
+async def measure(event: str, args: argparse.Namespace) -> dict[str, object]:
+    stage = await asyncio.to_thread(open_stage, event, args)
     listeners: list[Listener] = []
     try:
         whole = await speak_whole(stage.url, stage.settings, stage.text)
         async with asyncio.TaskGroup() as group:
 
             async def speak() -> None:
-                added = [Listener(stage.url, stage.settings, stage.text) for _ in range(num_listeners)]
+                added = [Listener(stage.url, stage.settings, stage.text) for _ in range(args.listeners)]
                 listeners.extend(added)
                 for listener in added:
                     group.create_task(listener.run())
@@ -90,18 +93,16 @@ def main() -> None:
     parser.add_argument("--listeners", type=int, default=200)
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--voice", choices=("fake", "embedded"), default="fake")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of a reply of gateways with the fake engine")
     parser.add_argument("--events", default="none,kill,upgrade,scale,engines,engine,partition,door")
     args = parser.parse_args()
     rows = []
     for event in args.events.split(","):
         load = os.getloadavg()[0]
-        if event in PARTITIONS:
-            work = PARTITIONS[event](args.listeners)
-        else:
-            work = measure(event, args.listeners, args.voice, args.gateways)
+        work = PARTITIONS[event](args.listeners) if event in PARTITIONS else measure(event, args)
         rows.append({"event": event, "load": round(load, 1)} | asyncio.run(work))
         print(rows[-1], flush=True)
-    setup = {"listeners": args.listeners, "gateways": args.gateways, "voice": args.voice}
+    setup = {name: getattr(args, name) for name in ("listeners", "gateways", "voice", "seconds")}
     print(json.dumps({"benchmark": "cluster_events"} | setup | {"events": rows}))
 
 

@@ -16,7 +16,6 @@ from realtime.cluster.replica import Members, ReplicaSpec
 from realtime.protocol import events as ev
 from tests.cluster.conftest import GatewayProcess
 
-TEXT = "x" * 250
 SETTINGS = ev.NativeSpeechSettings(
     format=ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=16_000), lead_ms=2_000, checkpoints=True, seed=5
 )
@@ -42,9 +41,10 @@ def free_port() -> int:
 class Gateways:
     """``await apply()`` runs an event."""
 
-    text, settings = TEXT, SETTINGS
+    settings = SETTINGS
 
-    def __init__(self, num_gateways: int) -> None:
+    def __init__(self, num_gateways: int, num_chars: int) -> None:
+        self.text = "x" * num_chars
         port = free_port()
         self.url = f"ws://127.0.0.1:{port}"
         self.door = open_door(port)

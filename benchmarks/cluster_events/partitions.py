@@ -13,7 +13,7 @@ import httpx2 as httpx
 from websockets.exceptions import InvalidStatus
 
 from benchmarks.cluster_events.engines import FAKE, FAKE_TEXT, EngineProgram, GatewayProgram
-from benchmarks.cluster_events.gateways import SETTINGS, TEXT, free_port, open_door
+from benchmarks.cluster_events.gateways import SETTINGS, free_port, open_door
 from benchmarks.cluster_events.listener import Listener, percentiles, report, speak_whole
 from engine.address import EngineAddress
 from realtime.client import NativeClient, open_session
@@ -24,6 +24,8 @@ from tests.engine.served_engine import StoppableProxy, write_addresses
 from tests.realtime.live_server import NO_CERTIFICATES
 
 NUM_REQUESTS = 100
+# 15 s.
+TEXT = "x" * 250
 # Seconds of speech before the cut.
 EVENT_S = 4.0
 POLL_S = 0.02
