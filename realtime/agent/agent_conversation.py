@@ -90,7 +90,7 @@ class AgentConversation:
                 self._input.configure(TurnFormat(command.encoding, command.sample_rate), detection)
             case agent_turns.AppendAudio():
                 self._listen()
-                self._input.append(command.data)
+                self._input.append(command.data, command.end_s)
             case agent_turns.CommitAudio():
                 return [self._begin_transcript(self._input.commit())]
             case agent_turns.ClearAudio():

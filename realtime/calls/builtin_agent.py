@@ -61,6 +61,7 @@ class BuiltinAgent:
         # Spoken turns without a transcript.
         self._pending_turns: set[int] = set()
         self._is_caller_speaking = False
+        # Event loop time of the last sample.
         self._last_audio_s = 0.0
         # True while the button of a device is held.
         self._is_manual = False
@@ -94,16 +95,21 @@ class BuiltinAgent:
 
     def push_audio(self, data: bytes) -> None:
         """Process the caller's audio."""
-        self._last_audio_s = now_s()
-        with suppress(LimitExceeded):  # a button held for longer than a turn may be: the rest is dropped
-            self._conversation.handle(agent_turns.AppendAudio(data))
+        self._append(data, now_s())
 
     def on_tick(self, now_s: float) -> None:
         """Continue the audio of a silent line, so that the caller's turn ends."""
         is_in_turn = self._is_caller_speaking and not self._is_manual
         if is_in_turn and now_s - self._last_audio_s >= SILENT_LINE_S:
             line = self._call.line.format
-            self.push_audio(SILENCE[line.encoding] * (SILENT_LINE_S * line.sample_rate))
+            # Dated as if it had arrived in time: the turn has ended before.
+            silence = SILENCE[line.encoding] * (SILENT_LINE_S * line.sample_rate)
+            self._append(silence, self._last_audio_s + SILENT_LINE_S)
+
+    def _append(self, data: bytes, end_s: float) -> None:
+        self._last_audio_s = end_s
+        with suppress(LimitExceeded):  # a button held for longer than a turn may be: the rest is dropped
+            self._conversation.handle(agent_turns.AppendAudio(data, end_s))
 
     def start_listening(self, is_manual: bool) -> None:
         """Begin a turn of a device. ``is_manual``: its user marks the end."""

@@ -92,6 +92,8 @@ class ConfigureAudio:
 @dataclass(frozen=True, slots=True)
 class AppendAudio:
     data: bytes
+    # Event loop time of the last sample; ``None`` is now.
+    end_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

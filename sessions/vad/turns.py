@@ -94,6 +94,8 @@ class TurnInput:
         # Not processed yet, in slices.
         self._incoming: deque[bytes] = deque()
         self._num_incoming = 0
+        # Event loop time of the last sample that was appended.
+        self._end_s = 0.0
         # Of the turn; before speech the last part that may belong to it.
         self._buffer = bytearray()
         self._num_processed = 0
@@ -117,8 +119,10 @@ class TurnInput:
             settings = replace(self._settings, threshold=threshold, min_silence_ms=detection.silence_ms)
             self._detector = BargeInDetector(format.encoding, format.sample_rate, settings)
 
-    def append(self, data: bytes) -> None:
-        """Append audio. Raises ``InvalidRequest`` or ``LimitExceeded``; then nothing was appended."""
+    def append(self, data: bytes, end_s: float | None = None) -> None:
+        """Append audio; ``end_s`` is the event loop time of its last sample, by default now.
+
+        Raises ``InvalidRequest`` or ``LimitExceeded``; then nothing was appended."""
         if self._format.encoding == "pcm_s16le" and len(data) % 2:
             raise InvalidRequest(f"audio has {len(data)} bytes, which end inside a sample of 2", "audio")
         num_bytes = len(data) + self._num_incoming + (len(self._buffer) if self._detector is None else 0)
@@ -129,6 +133,7 @@ class TurnInput:
         size = self._format.num_bytes(SLICE_MS)
         self._incoming.extend(data[start : start + size] for start in range(0, len(data), size))
         self._num_incoming += len(data)
+        self._end_s = now_s() if end_s is None else end_s
         if self._detector is None:
             self._skip_incoming()
         else:
@@ -195,7 +200,7 @@ class TurnInput:
         self._is_speaking = False
         if not silence_s:
             self._reset_detector()  # what follows is speech of another turn
-        self._on_turn(SpokenTurn(self._format, data, now_s() - silence_s - lag_s, is_detected=True))
+        self._on_turn(SpokenTurn(self._format, data, self._end_s - silence_s - lag_s, is_detected=True))
 
     @property
     def _max_bytes(self) -> int:

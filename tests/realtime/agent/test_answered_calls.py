@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from websockets.asyncio.client import ClientConnection
 
+from realtime.calls.builtin_agent import SILENT_LINE_S
 from realtime.config import ConfigError
 from realtime.protocol.telephony.xiaozhi import SAMPLE_RATE
 from sessions.audio.g711 import pcm_to_mulaw
 from sessions.audio.opus import OpusEncoder, OpusSettings
 from sessions.audio.pcm import Pcm
 from sessions.audio.resampler import Resampler
+from sessions.clock import now_s
 from tests.fakes.engine import FakeScript, FakeSpeechEngine
 from tests.realtime.agent.stub_backend import ScriptedAnswer, StubBackend
 from tests.realtime.calls import twilio_simulator
@@ -354,6 +356,22 @@ async def test_button_held_without_a_word_is_no_turn(backend: StubBackend, line_
         await heard(line, is_tts("stop"))
     assert backend.recordings == []
     assert len(backend.chats) == 1
+
+
+async def test_turn_of_a_silent_line_is_dated_by_its_audio(
+    backend: StubBackend, line_speech: Pcm, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The silent line is found late; the time to the end of the turn counts from the caller's last audio."""
+    caplog.set_level(logging.INFO, "voicewire.calls")
+    monkeypatch.setattr("realtime.server.TICK_S", 3_600.0)
+    late_s = SILENT_LINE_S + 0.6
+    async with live_server(FakeSpeechEngine(SPOKEN), **flags(backend)) as live, calling(live) as phone:
+        phone.speak(line_speech, silence_s=0.0)
+        await asyncio.sleep(late_s)
+        await until(lambda: live.speech._tick_connections(now_s()) or bool(backend.recordings))
+        await phone.event("reply.played")
+    [answered] = [record for record in caplog.records if record.getMessage() == "turn answered"]
+    assert 1000 * late_s <= answered.endpointing_ms < answered.first_audio_ms  # type: ignore[attr-defined]
 
 
 async def test_abort_of_a_device_stops_a_silent_model(backend: StubBackend) -> None:
