@@ -58,6 +58,8 @@ class ContextState:
     ended: bool = False
     # Where its response goes on when the contexts before it have been sent again.
     held_at: ev.ResumePosition | None = None
+    # True if its end was sent on a connection that was lost.
+    had_ended: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -230,7 +232,7 @@ class Conversation:
         """Put the wanted contexts that have ended before the others; returns them."""
         found = [(name, self._past[name]) for name in wanted if name not in self._open and name in self._past]
         ended = {
-            name: ContextState(name, response.settings, now_s(), response=response, ended=True)
+            name: ContextState(name, response.settings, now_s(), response=response, ended=True, had_ended=True)
             for name, response in found
             if not response.forgotten
         }
@@ -365,7 +367,7 @@ class Conversation:
         self._speaking.remove(context)
         self._release_held()
         self._remember(context.context_id, response)
-        [ended] = self._leave(context, context_ended(context.context_id, event))
+        [ended] = self._leave(context, context_ended(context.context_id, event, context.had_ended))
         self._events.extend(self._finish_if_done())
         return ended
 

@@ -241,7 +241,7 @@ class DialectConnection(ResumableConnection):
         if isinstance(event, model.ContextOpened) and event.warnings:
             self._warnings = event.warnings
             log.info("unsupported option ignored", extra=self._facts())
-        if isinstance(event, model.ContextEnded):
+        if isinstance(event, model.ContextEnded) and not event.is_repeated:
             log.info("response ended", extra=self._facts() | _facts_of(event))
             self._server.metrics.inc("dialect_contexts_total", dialect=self._route.path, status=event.status)
         if isinstance(event, model.ContextAudio) and self._agent is not None:
@@ -396,10 +396,14 @@ class DialectConnection(ResumableConnection):
     def _pop_event(self, now: float) -> bool:
         if self._is_silent or (event := self._conversation.pop_due(now)) is None:
             return False
-        if isinstance(event, model.ContextEnded) and event.error is not None and event.error.code in LATE_REFUSALS:
-            self._server.metrics.refused(event.error.code)
+        if isinstance(event, model.ContextEnded) and not event.is_repeated:
+            self._count_late_refusal(event)
         self._send_event(event)
         return True
+
+    def _count_late_refusal(self, ended: model.ContextEnded) -> None:
+        if ended.error is not None and ended.error.code in LATE_REFUSALS:
+            self._server.metrics.refused(ended.error.code)
 
     def _due_s(self, now: float) -> float | None:
         return None if self._is_silent else self._conversation.due_s(now)

@@ -90,7 +90,7 @@ def _timed(word: WordTime) -> model.TimedWord:
     )
 
 
-def context_ended(context_id: str, done: ResponseFinished) -> model.ContextEnded:
+def context_ended(context_id: str, done: ResponseFinished, is_repeated: bool = False) -> model.ContextEnded:
     return model.ContextEnded(
         context_id,
         done.status.value,
@@ -102,6 +102,7 @@ def context_ended(context_id: str, done: ResponseFinished) -> model.ContextEnded
         audio_samples=done.audio_samples,
         nothing_spoken=done.nothing_spoken,
         first_audio_ms=done.first_audio_ms,
+        is_repeated=is_repeated,
     )
 
 

@@ -422,6 +422,8 @@ class ContextEnded:
     nothing_spoken: bool = False
     # Time from the text that completed the first word to the first packet.
     first_audio_ms: float | None = None
+    # True if it was already sent, on a connection that was lost.
+    is_repeated: bool = False
 
     @property
     def failure(self) -> ErrorInfo | None:

@@ -459,6 +459,27 @@ async def test_reply_whose_refusal_was_lost_is_unknown() -> None:
         await second.aclose()
 
 
+async def test_refusal_that_is_sent_again_is_counted_once() -> None:
+    """The engine refuses the reply, and its end is lost with the connection."""
+    full = FakeSpeechEngine(FakeScript(real_time_factor=1.0), num_slots=1, max_queued_requests=1)
+    async with live_server(full) as live:
+        first = await open_session(live.url + RESUMABLE)
+        created = first.created
+        for response_id in ("a", "b", "c"):
+            await first.send(ev.ResponseCreate(response_id=response_id, text=TEXT, end=True))
+        refused = (await hear(first, "c")).done
+        assert refused.error is not None
+        first.abort()
+        second = await open_session(live.url + RESUMABLE)
+        position = ev.ResumePosition(response_id="c")
+        await second.send(ev.SessionResume(created.session_id, created.resume_token, responses=(position,)))
+        assert (await hear(second, "c")).done == refused
+        metrics = live.speech.metrics.exposition().decode()
+        await second.aclose()
+    assert 'voicewire_refusals_total{code="overloaded"} 1.0' in metrics
+    assert 'voicewire_dialect_contexts_total{dialect="/v1/speech",status="failed"} 1.0' in metrics
+
+
 @pytest.mark.parametrize("at", [0, 5, 19, 20])
 async def test_text_is_appended_once_and_gaps_are_refused(at: int) -> None:
     whole = "One two three. Four five."
