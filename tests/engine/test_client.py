@@ -20,6 +20,7 @@ from engine.address import EngineAddress
 from engine.api import (
     CheckpointError,
     EngineInfo,
+    EngineStats,
     FinishReason,
     RequestFinished,
     ResumePoint,
@@ -32,11 +33,35 @@ from engine.child import EngineProcess, host_command, host_environment
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.endpoint import EngineSocket
-from engine.ipc import LENGTH, Command, HelloMessage, SubmitRequest, encode, frame_message
+from engine.ipc import (
+    LENGTH,
+    Command,
+    DrainMessage,
+    HelloMessage,
+    Message,
+    StatsMessage,
+    SubmitRequest,
+    encode,
+    frame_message,
+)
 from engine.launch import create_engine
 from engine.streams import StreamTable, replace_surrogates
 from tests.engine.served_engine import running_process
 from tests.fakes.checkpoints import write_checkpoint
+
+STATS = EngineStats(
+    num_waiting=0,
+    num_running=0,
+    num_parked=0,
+    num_steps=1,
+    blocks_free=9,
+    blocks_total=9,
+    slots_free=3,
+    slots_total=4,
+    step_ms=1.0,
+    num_preemptions=0,
+    num_finished=0,
+)
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +222,29 @@ async def test_invalid_engine_messages_end_the_connection(tmp_path: Path) -> Non
     for writer in connections:
         writer.close()
     server.close()
+
+
+async def test_second_start_forgets_what_the_first_engine_reported(tmp_path: Path) -> None:
+    """The first engine has reported its statistics and its drain; the second has reported nothing yet."""
+    messages: list[Message] = [HelloMessage(EngineInfo("fake", 24000, 1920, (), ("auto",), 100, False))]
+    connections: list[asyncio.StreamWriter] = []
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        writer.writelines(map(encode, messages))
+
+    path = tmp_path / "engine.sock"
+    engine = EngineClient(EngineSocket(EngineAddress(str(path))))
+    async with await asyncio.start_unix_server(greet, str(path)):
+        for reports in ([StatsMessage(STATS), DrainMessage()], []):
+            messages[1:] = reports
+            await engine.start()
+            await until(lambda draining=bool(reports): engine.is_draining == draining)  # type: ignore[misc]
+            assert engine.is_available == (not reports)
+            assert engine.num_free_places == (3 if reports else 0)
+            await engine.aclose()
+        for writer in connections:
+            writer.close()
 
 
 async def test_process_has_its_priority_and_ends_at_the_next_start(folder: Path, tmp_path: Path) -> None:

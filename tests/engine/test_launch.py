@@ -260,6 +260,19 @@ async def test_above_the_ceiling_a_reply_that_speaks_is_refused_too(shape: Check
         await engine.aclose()
 
 
+async def test_closed_engine_starts_again_and_speaks(shape: ChecksumFamily, switch: Switch) -> None:
+    engine = make(shape, switch)
+    for number in range(2):
+        await engine.start()
+        assert engine.is_available
+        check_says(shape, await listen(engine.submit(request(number))), request(number))
+        await engine.aclose()
+        assert not engine.is_alive
+    assert len(switch.made) == 2
+    assert engine.num_restarts == 0
+    assert engine_threads() == []
+
+
 async def test_text_after_its_close_is_refused_in_every_order(engine: EngineClient) -> None:
     closed_at_submit = engine.submit(request(1))
     closed_later = engine.submit(request(2, text_closed=False))
