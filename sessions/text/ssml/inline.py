@@ -101,7 +101,10 @@ class _Form(NamedTuple):
 
 _FORMS = {
     InlineForm.RIME_PAUSE: _Form(
-        "<", re.compile(r"<(?P<ms>[0-9]{1,5})>"), re.compile(r"<[0-9]{0,5}"), _read_rime_pause
+        "<",
+        re.compile(r"<(?P<ms>[0-9]{1,5}(?:\.[0-9]{1,3})?)>"),
+        re.compile(r"<(?:[0-9]{1,5}(?:\.[0-9]{0,3})?)?"),
+        _read_rime_pause,
     ),
     InlineForm.RIME_PHONEMES: _Form(
         "{", re.compile(r"\{(?P<ph>[^{}\s]{1,60})\}"), re.compile(r"\{[^{}\s]{0,60}"), _read_rime_phonemes

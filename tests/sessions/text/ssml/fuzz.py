@@ -44,7 +44,7 @@ SPEAKERS = {"x": "low", "Hello": "high"}
 EMOTIONS = frozenset(["sad", "very calm"])
 FORMS = [
     "\nx: ", "\nHello: ", "\nTom: ", "[sad]", "[very calm]", "[laughs]", "[long pause]", "[", "]", "<500>", "<5",
-    "{k1At}", "{", "\\{pause:1s\\}", '\\{"word": "tomato", "pronounce": "kæt"\\}', "\\{", "\\}",
+    "<5.5>", "{k1At}", "{", "\\{pause:1s\\}", '\\{"word": "tomato", "pronounce": "kæt"\\}', "\\{", "\\}",
     "world New York Hello world ",
 ]  # fmt: skip
 LEXICONS = [

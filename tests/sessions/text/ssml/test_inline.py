@@ -49,6 +49,7 @@ def _spoken(item: MarkupItem) -> str:
     ("forms", "text", "expected"),
     [
         (RIME, "Wait. <500> Now <3 a < b.", "Wait. |500| Now <3 a < b."),
+        (RIME, "Wait. <500.0> Now <0.25><1.>.", "Wait. |500| Now |0.25|<1.>."),
         (RIME, "A {k1Ast0xm} word, {not one}.", "A cuh-stum word, {not one}."),
         (RIME[:1], "A {k1Ast0xm} word.", "A {k1Ast0xm} word."),
         (RIME[1:], "A <500>.", "A <500>."),
@@ -102,7 +103,7 @@ def test_raw_characters_of_a_word_are_its_own():
 
 
 PIECES = [
-    "<500>", "<", ">", "5", "{k1At}", "{", "}", "\\{pause:1s\\}", "\\", TOMATO,
+    "<500>", "<", ">", "5", "<5.5>", ".", "{k1At}", "{", "}", "\\{pause:1s\\}", "\\", TOMATO,
     "a ", "é", '"', "[whispers]", "[", "]", "<b>", "&#91;",
 ]  # fmt: skip
 
