@@ -23,12 +23,19 @@ AUDIO: Schema = {
     "sampling_rate": ProtobufField(2, "int"),
     "time_scale_factor": ProtobufField(3, "float"),
 }
+# As in the package ``rime_api``; each switches a form on.
+MIST: Schema = {
+    "pause_between_brackets": ProtobufField(1, "bool"),
+    "phonemize_between_brackets": ProtobufField(2, "bool"),
+}
+INLINE_FORMS = {"pause_between_brackets": "rime_pause", "phonemize_between_brackets": "rime_phonemes"}
 START: Schema = {
     "language": ProtobufField(2, "string"),
     "speaker": ProtobufField(3, "string"),
     "text": ProtobufField(4, "string"),
     "audio_parameters": ProtobufField(5, AUDIO),
     "split_strategy": ProtobufField(6, "int"),
+    "mist_parameters": ProtobufField(9, MIST),
     "timestamps": ProtobufField(10, {"enable": ProtobufField(1, "bool")}),
 }
 REQUEST: Schema = {
@@ -328,12 +335,14 @@ def _build_options(start: dict[str, Any]) -> model.SpeechOptions:
         raise unsupported_format("audio_format", FORMATS, mime)
     encoding = FORMATS[mime]
     natural = 8_000 if encoding in ("mulaw", "alaw") else DEFAULT_RATE
+    switches = start.get("mist_parameters", {})
     return model.SpeechOptions(
         voice=start.get("speaker"),
         language=start.get("language"),
         format=model.RequestedFormat(encoding, audio.get("sampling_rate") or natural),
         speed=1 / audio["time_scale_factor"] if audio.get("time_scale_factor") else 1.0,
         word_times=bool(start.get("timestamps", {}).get("enable")),
+        inline_forms=tuple(form for name, form in INLINE_FORMS.items() if switches.get(name)),
     )
 
 

@@ -6,7 +6,9 @@ import json
 
 import pytest
 from websockets.asyncio.client import connect
+from websockets.typing import Subprotocol
 
+from realtime.protocol.dialects.rime_v1 import JSON
 from tests.realtime.dialects.vendor_clients import KEY
 from tests.realtime.live_server import LiveServer
 
@@ -34,6 +36,29 @@ async def test_rime_reads_forms_that_are_switched_on(live: LiveServer, query: st
         kinds = [json.loads(message)["type"] async for message in socket]
     assert kinds[-1] == "done"
     # The last word waits for what follows it.
+    assert [text.removesuffix(" now.") for text in texts(live)] == expected
+
+
+@pytest.mark.parametrize(
+    ("switches", "expected"),
+    [
+        ({}, ["Wait. <200> A {k1@t}"]),
+        ({"pauseBetweenBrackets": True, "phonemizeBetweenBrackets": False}, ["Wait.", "A {k1@t}"]),
+        ({"phonemizeBetweenBrackets": True}, ["Wait. <200> A katt"]),
+    ],
+)
+async def test_rime_v1_has_the_same_switches(
+    live: LiveServer, switches: dict[str, bool], expected: list[str]
+) -> None:
+    start = {"text": RIME_TEXT, "mistParameters": switches}
+    headers = {"X-API-Key": KEY}
+    async with connect(
+        f"{live.url}/ws", additional_headers=headers, subprotocols=[Subprotocol(JSON)], proxy=None
+    ) as socket:
+        await socket.send(json.dumps({"contextId": "a", "start": start}))
+        async for message in socket:
+            if "done" in json.loads(message):
+                break
     assert [text.removesuffix(" now.") for text in texts(live)] == expected
 
 

@@ -15,7 +15,7 @@ from wyoming.tts import Synthesize
 
 from sessions.text.ssml.parser import _CONTAINERS, _EMPTY
 from tests.fakes.engine import FAKE_INFO, FakeScript
-from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, RAW, VLLM_CONFIG, dial, turn
+from tests.realtime.dialects.vendor_clients import CLIENTS, KEY, RAW, dial, turn
 from tests.realtime.live_server import LiveServer, live_server, speak
 from tests.sessions.conftest import RecordingEngine
 from tests.test_project import ROOT
@@ -85,12 +85,17 @@ def forms_of(column: str) -> set[str]:
     return forms
 
 
-def vendor(name: str, query: str = "", **config: Any) -> Speak:
+def vendor(name: str, query: str = "", **fields: Any) -> Speak:
+    """``fields`` are added to the first message of a turn."""
     client = CLIENTS[name]
-    client = replace(client, path=client.path + query)
-    if config:
-        say = client.say
-        client = replace(client, say=lambda turn, text: [VLLM_CONFIG | config, *say(turn, text)[1:]])
+    say = client.say
+
+    def say_with_fields(turn: str, text: str) -> list[dict[str, Any]]:
+        first, *others = say(turn, text)
+        added = {key: first.get(key, {}) | value if isinstance(value, dict) else value for key, value in fields.items()}
+        return [first | added, *others]
+
+    client = replace(client, path=client.path + query, say=say_with_fields)
 
     async def speak_there(live: LiveServer, text: str) -> None:
         async with dial(live, client) as socket:
@@ -127,6 +132,7 @@ ELEVENLABS = "/v1/text-to-speech/zoe?output_format=pcm_24000"
 INWORLD = {"voiceId": "zoe", "audioConfig": {"audioEncoding": "PCM"}}
 SSML = "&enable_ssml_parsing=true"
 BRACKETS = "&pauseBetweenBrackets=true&phonemizeBetweenBrackets=true"
+MIST = {"pause_between_brackets": True, "phonemize_between_brackets": True}
 WIRES: dict[str, list[Speak]] = {
     "native, speech API, vLLM-Omni": [
         native(markup="ssml"),
@@ -148,7 +154,11 @@ WIRES: dict[str, list[Speak]] = {
         posted("/tts/bytes", "transcript", output_format=RAW, voice={"mode": "id", "id": "zoe"}),
     ],
     "Inworld": [vendor("inworld"), posted("/tts/v1/voice:stream", "text", **INWORLD)],
-    "Rime `/ws3`": [vendor("rime ws3", BRACKETS)],
+    "Rime": [
+        vendor("rime ws3", BRACKETS),
+        vendor("rime v1", start={"mist_parameters": MIST}),
+        vendor("rime v1 json", start={"mistParameters": MIST}),
+    ],
     "Deepgram": [
         vendor("deepgram"),
         vendor("deepgram flux"),

@@ -20,6 +20,9 @@ STORY = "Once there was a long story. It had a second sentence, and then a third
 # By the script of the tests' server.
 STORY_S = 0.06 * len(STORY)
 TURN_TIMEOUT_S = float(os.environ.get("VOICEWIRE_TURN_TIMEOUT_S", "30"))
+# -44 dBFS
+SILENT = 207
+MAX_PAUSE_S = 1.3
 # A turn is interrupted once so much of it has come, and something.
 CUT_AFTER_S = float(os.environ.get("VOICEWIRE_CUT_AFTER_S", "0"))
 
@@ -37,6 +40,21 @@ def played(text: str, pcm: bytes, rate: int, words: Iterable[object] = ()) -> di
         "words": list(words),
         "sound": name,
     }
+
+
+def with_rime_forms(text: str, pause: str) -> str:
+    """The first turn with a pause, and with a word in Rime's phonemes."""
+    return text.replace("? ", f"? {pause} ").replace("nice", "{n1Ys}")
+
+
+def check_pause(pcm: bytes, rate: int) -> None:
+    """One pause of a second."""
+    runs = [len(list(run)) for is_quiet, run in itertools.groupby(samples_of(pcm), _is_silent) if is_quiet]
+    assert 0.95 < max(runs) / rate < MAX_PAUSE_S, max(runs) / rate
+
+
+def _is_silent(sample: int) -> bool:
+    return abs(sample) < SILENT
 
 
 def decoded(data: bytes) -> tuple[bytes, int]:

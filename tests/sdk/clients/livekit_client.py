@@ -1,10 +1,11 @@
 """LiveKit Agents speaks through this server: ``livekit_client.py SERVICE HTTP_URL MODE`` prints what came as JSON.
 
 Modes: ``stream`` (two turns, token by token), ``cancel`` (the first turn is dropped while it speaks, the second is
-heard whole), ``synthesize`` (a whole text over HTTP). Of our own plug-in, before a turn: ``tail`` (a reply that came
-whole is interrupted while it is heard), ``early`` (replies are dropped before they sound), ``lost`` (lines break),
-``session`` (an ``AgentSession`` is interrupted and has to get the text of the reply that was playing). Runs in an
-environment of its own that has livekit-agents.
+heard whole), ``synthesize`` (a whole text over HTTP), ``forms`` (the first turn has a pause and phonemes in Rime's
+forms). Of our own plug-in, before a turn: ``tail`` (a reply that came whole is interrupted while it is heard),
+``early`` (replies are dropped before they sound), ``lost`` (lines break), ``session`` (an ``AgentSession`` is
+interrupted and has to get the text of the reply that was playing). Runs in an environment of its own that has
+livekit-agents.
 """
 
 from __future__ import annotations
@@ -17,7 +18,19 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from client_turns import KEY, LONG, STORY, STORY_S, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
+from client_turns import (
+    KEY,
+    LONG,
+    STORY,
+    STORY_S,
+    TURN_TIMEOUT_S,
+    TURNS,
+    check_pause,
+    is_enough,
+    keep_cut,
+    played,
+    with_rime_forms,
+)
 from livekit import rtc
 from livekit.agents import Agent, AgentSession, llm, tts, utils
 from livekit.agents.types import USERDATA_TIMED_TRANSCRIPT, FlushSentinel
@@ -45,10 +58,27 @@ def services(url: str) -> dict[str, Callable[[], tts.TTS]]:
         "rime": lambda: rime.TTS(
             api_key=KEY, base_url=url.replace("http", "ws", 1), use_websocket=True, allow_custom_endpoint=True
         ),
+        "rime_mist": lambda: rime.TTS(
+            api_key=KEY,
+            base_url=url.replace("http", "ws", 1),
+            model="mistv2",
+            pause_between_brackets=True,
+            phonemize_between_brackets=True,
+            use_websocket=True,
+            allow_custom_endpoint=True,
+        ),
         "rime_v1": lambda: rime.TTS(
             api_key=KEY,
             websocket_url=f"{url.replace('http', 'ws', 1)}/ws",
             model="coda",
+            allow_custom_endpoint=True,
+        ),
+        "rime_v1_mist": lambda: rime.TTS(
+            api_key=KEY,
+            websocket_url=f"{url.replace('http', 'ws', 1)}/ws",
+            model="mistv3",
+            pause_between_brackets=True,
+            phonemize_between_brackets=True,
             allow_custom_endpoint=True,
         ),
         "inworld": lambda: inworld.TTS(
@@ -58,15 +88,16 @@ def services(url: str) -> dict[str, Callable[[], tts.TTS]]:
     }
 
 
-async def speak(service: tts.TTS, text: str) -> dict[str, object]:
+async def speak(service: tts.TTS, text: str, has_forms: bool = False) -> dict[str, object]:
+    written = with_rime_forms(text, "<1000>") if has_forms else text
     async with service.stream() as stream:
-        for token in text.split(" "):
+        for token in written.split(" "):
             stream.push_text(token + " ")
         stream.end_input()
-        return await heard(stream, text)
+        return await heard(stream, text, has_forms)
 
 
-async def heard(stream: Any, text: str) -> dict[str, object]:
+async def heard(stream: Any, text: str, has_pause: bool = False) -> dict[str, object]:
     pcm, rate, words = b"", 0, []
     async for event in stream:
         frame = event.frame
@@ -74,6 +105,8 @@ async def heard(stream: Any, text: str) -> dict[str, object]:
         rate = frame.sample_rate
         told = frame.userdata.get(USERDATA_TIMED_TRANSCRIPT, [])
         words += [(str(timed), timed.start_time, timed.end_time) for timed in told]
+    if has_pause:
+        check_pause(pcm, rate)
     return played(text, pcm, rate, words)
 
 
@@ -247,7 +280,8 @@ async def talk(service: tts.TTS, mode: str) -> dict[str, object]:
             async with service.synthesize(text) as stream:
                 turns.append(await asyncio.wait_for(heard(stream, text), TURN_TIMEOUT_S))
         else:
-            turns.append(await asyncio.wait_for(speak(service, text), TURN_TIMEOUT_S))
+            has_forms = mode == "forms" and text == TURNS[0]
+            turns.append(await asyncio.wait_for(speak(service, text, has_forms), TURN_TIMEOUT_S))
     await service.aclose()
     return {"turns": turns, "errors": []}
 

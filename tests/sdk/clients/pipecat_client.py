@@ -1,10 +1,11 @@
 """pipecat speaks through this server: ``pipecat_client.py SERVICE HTTP_URL MODE`` prints what came as JSON.
 
 Modes: ``sentence`` and ``token`` (two turns, spoken by sentences or token by token), ``interrupt`` (the first turn is
-interrupted, the second is heard whole), ``again`` (the first turn is said until the server has room). Of our own
-plug-in, before a turn: ``tail`` (a reply that came whole is interrupted while it is heard), ``second`` (the second of
-two in a row), ``early`` (replies are interrupted before they sound), ``lost`` (the line breaks).
-Runs in an environment of its own that has pipecat.
+interrupted, the second is heard whole), ``again`` (the first turn is said until the server has room), ``forms`` and
+``forms_token`` (the first turn has a pause and phonemes in Rime's forms). Of our own plug-in, before a turn: ``tail``
+(a reply that came whole is interrupted while it is heard), ``second`` (the second of two in a row), ``early`` (replies
+are interrupted before they sound), ``lost`` (the line breaks). Runs in an environment of its own that
+has pipecat.
 """
 
 from __future__ import annotations
@@ -18,7 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from client_turns import KEY, LONG, STORY, STORY_S, TURN_TIMEOUT_S, TURNS, is_enough, keep_cut, played
+from client_turns import (
+    KEY,
+    LONG,
+    STORY,
+    STORY_S,
+    TURN_TIMEOUT_S,
+    TURNS,
+    check_pause,
+    is_enough,
+    keep_cut,
+    played,
+    with_rime_forms,
+)
 from loguru import logger
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
@@ -130,6 +143,14 @@ def services(url: str, session: aiohttp.ClientSession, mode: TextAggregationMode
         "rime": lambda: RimeTTSService(
             api_key=KEY, url=f"{socket}/ws3", settings=RimeTTSService.Settings(voice="zoe"), **by
         ),
+        "rime_mist": lambda: RimeTTSService(
+            api_key=KEY,
+            url=f"{socket}/ws3",
+            settings=RimeTTSService.Settings(
+                model="mistv2", voice="zoe", pauseBetweenBrackets=True, phonemizeBetweenBrackets=True
+            ),
+            **by,
+        ),
         "rime_v1": lambda: RimeV1TTSService(
             api_key=KEY,
             websocket_url=f"{socket}/ws",
@@ -141,6 +162,14 @@ def services(url: str, session: aiohttp.ClientSession, mode: TextAggregationMode
             websocket_url=f"{socket}/ws",
             websocket_protocol="json",
             settings=RimeV1TTSService.Settings(model="coda", voice="zoe"),
+            **by,
+        ),
+        "rime_v1_mist": lambda: RimeV1TTSService(
+            api_key=KEY,
+            websocket_url=f"{socket}/ws",
+            settings=RimeV1TTSService.Settings(
+                model="mistv3", voice="zoe", pause_between_brackets=True, phonemize_between_brackets=True
+            ),
             **by,
         ),
         "inworld": lambda: InworldTTSService(api_key=KEY, url=f"{socket}/tts/v1/voice:streamBidirectional", **by),
@@ -169,13 +198,21 @@ async def talk(service: Any, mode: str) -> dict[str, object]:
         await lose_the_line(worker, sink, service)
     for text in TURNS[1:] if mode in ("interrupt", "tail", "second", "early", "lost") else TURNS:
         sink.begin_turn()
-        await say(worker, text)
+        has_forms = mode.startswith("forms") and text == TURNS[0]
+        await say(worker, with_rime_forms(text, pause_tag(service)) if has_forms else text)
         await asyncio.wait_for(sink.stopped.wait(), TURN_TIMEOUT_S)
         await asyncio.sleep(0.1)
+        if has_forms:
+            check_pause(sink.pcm, sink.rate)
         turns.append(played(text, sink.pcm, sink.rate, sink.words))
     await worker.queue_frame(EndFrame())
     await asyncio.wait_for(running, TURN_TIMEOUT_S)
     return {"turns": turns, "errors": sink.errors}
+
+
+def pause_tag(service: Any) -> str:
+    """A second, as the service writes it."""
+    return type(service).PAUSE_TAG(1.0) if hasattr(service, "PAUSE_TAG") else "<1000>"
 
 
 async def interrupt(worker: PipelineWorker, sink: Sink, service: Any, text: str) -> None:
@@ -287,7 +324,7 @@ async def main() -> None:
     if name == "realtime":
         print(json.dumps(await converse(url)))
         return
-    aggregation = TextAggregationMode.TOKEN if mode == "token" else TextAggregationMode.SENTENCE
+    aggregation = TextAggregationMode.TOKEN if mode in ("token", "forms_token") else TextAggregationMode.SENTENCE
     async with aiohttp.ClientSession() as session:
         print(json.dumps(await talk(services(url, session, aggregation)[name](), mode)))
 

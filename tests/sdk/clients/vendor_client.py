@@ -14,12 +14,9 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 
-from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, decoded, is_enough, keep_cut, played
+from client_turns import KEY, LONG, TURN_TIMEOUT_S, TURNS, check_pause, decoded, is_enough, keep_cut, played
 
 RATE = 24_000
-MAX_PAUSE_S = 1.3
-# -44 dBFS
-SILENT = 207
 
 
 def deltas(text: str) -> Iterator[str]:
@@ -190,7 +187,7 @@ def cartesia(url: str, mode: str) -> list[dict[str, object]]:
             plain, paused, slow = (
                 b"".join(client.tts.generate(transcript=text, **common).iter_bytes()) for text in (TURNS[0], *tagged)
             )
-            check_pause(paused)
+            check_pause(paused, RATE)
             assert len(slow) > 1.3 * len(plain), "slower speech is longer"
             return [played(TURNS[0], paused, RATE)]
         case "sse":
@@ -262,17 +259,6 @@ def two_contexts(connection: object, common: dict[str, object]) -> list[dict[str
     return [of_cartesia(text, context.receive()) for text, context in zip(TURNS, contexts, strict=True)]
 
 
-def check_pause(pcm: bytes) -> None:
-    """One pause of a second."""
-    samples = array("h", pcm)
-    runs = [len(list(run)) for is_quiet, run in itertools.groupby(samples, is_silent) if is_quiet]
-    assert 0.95 < max(runs) / RATE < MAX_PAUSE_S, max(runs) / RATE
-
-
-def is_silent(sample: int) -> bool:
-    return abs(sample) < SILENT
-
-
 def as_s16(data: bytes) -> bytes:
     samples = struct.unpack(f"<{len(data) // 4}f", data)
     return array("h", (round(max(-1.0, min(1.0, sample)) * 32_767) for sample in samples)).tobytes()
@@ -313,7 +299,7 @@ def deepgram(url: str, mode: str) -> list[dict[str, object]]:
             b"".join(client.speak.v1.audio.generate(text=text, **form))
             for text in (TURNS[0], TURNS[0].replace("? ", "? \\{pause:1s\\} "), spelled)
         )
-        check_pause(paused)
+        check_pause(paused, RATE)
         assert len(other) < 1.3 * len(plain), "the form is not spoken"
         return [played(TURNS[0], each, RATE) for each in (paused, other)]
     return deepgram_v2(client, mode) if mode.startswith("v2") else deepgram_v1(client, mode)
