@@ -46,6 +46,13 @@ def test_quotas_of_keys_are_leased(tmp_path: Path):
     assert leased_limits(LimitSettings(), keys)["max_audio_s_per_day of ann"] == 9_000
 
 
+@pytest.mark.parametrize(("line", "has_deadline"), [("", True), ('priority = "bulk"', False)])
+async def test_priority_of_a_key_decides_about_deadlines(tmp_path: Path, line: str, has_deadline: bool):
+    async with live_server(auth__keys_file=write_keys(tmp_path, line)) as live, live.session(KEY) as client:
+        assert (await speak(client, TEXT, pace="lead")).done.status == "completed"
+    assert [request.lead_ms is not None for request in live.engine.requests] == [has_deadline]
+
+
 async def test_http_answers_say_what_is_left_and_when(tmp_path: Path):
     keys = write_keys(tmp_path, "max_chars_per_day = 20\nmax_audio_s_per_day = 100")
     async with live_server(auth__keys_file=keys) as live, live.http() as client:

@@ -73,6 +73,8 @@ async def speak_over_http(live: LiveServer) -> Pcm:
 async def speak_over_native_wire(live: LiveServer) -> Pcm:
     pcm = ev.NativeAudioFormat(encoding="pcm_s16le", sample_rate=24_000)
     async with live.session() as client:
+        assert client.created.digital_source_type == "trainedAlgorithmicMedia"
+        assert client.created.watermark == (live.speech.watermark is not None)
         spoken = await speak(client, TEXT, pace="burst", seed=1, format=pcm)
     return s16le_to_pcm(b"".join(packet for message in spoken.audio for packet in message.packets))
 

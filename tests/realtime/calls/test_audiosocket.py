@@ -53,6 +53,7 @@ async def test_silence_speech_and_silence_again(live: LiveServer) -> None:
         connected = await told(agent, "call.connected")
         assert connected["provider_call_id"] == "00010203-0405-0607-0809-0a0b0c0d0e0f"
         assert (connected["encoding"], connected["sample_rate"]) == ("pcm_s16le", 8_000)
+        assert connected["digital_source_type"] == "trainedAlgorithmicMedia"
         assert await next_frame(reader) == (0x10, bytes(320))
         began_s = asyncio.get_running_loop().time()
         await agent.send(json.dumps({"type": "say", "call_id": connected["call_id"], "text": "Hello there."}))

@@ -44,6 +44,7 @@ END, CLOSE, CANCEL = {"t": "end"}, {"t": "close"}, {"t": "cancel"}
 async def test_two_replies_of_a_session(broker: Mosquitto, live: LiveServer) -> None:
     async with client(broker) as agent:
         session = await agent.open(word_times=True, lead_ms=0)
+        assert session.answer["digital_source_type"] == "trainedAlgorithmicMedia"
         await session.say(
             *(text(f"{word} ") for word in TEXT.split()), {"t": "flush"}, text("Fine. "), END, text("And?")
         )
