@@ -59,6 +59,7 @@ class WindowScore(NamedTuple):
     """The best alignment of the pattern with a window."""
 
     score: float
+    # ``None`` below ``MIN_SCORE``, or if no checksum matches.
     payload: int | None
 
 
@@ -92,55 +93,63 @@ def _append(spans: list[MarkedSpan], span: MarkedSpan) -> None:
 
 
 def score_window(pcm: Pcm, pattern: CellPattern) -> WindowScore:
-    """Score all alignments of the pattern with speech at ``DETECT_RATE``, and read the payload of the best."""
+    """Score all alignments of the pattern with speech at ``DETECT_RATE``, and read the payload if it is marked."""
     return score_cells(cell_scores(cell_energies(pcm)), pattern)
 
 
 def score_cells(cells: Cells, pattern: CellPattern) -> WindowScore:
-    """Score all alignments of the pattern with the scores of cells, and read the payload of the best."""
+    """Score all alignments of the pattern with the scores of cells, and read the payload if it is marked."""
     if not cells.shape[0]:
         return WindowScore(0.0, None)
-    best = max((_align(cells[phase::HOPS_PER_FRAME], pattern) for phase in range(HOPS_PER_FRAME)), key=_score)
-    values = best.folded * pattern.signs
+    folded = fold(cells)
+    best = align(folded, pattern)
+    values = np.roll(folded.values[best.phase], -best.shift, axis=0) * pattern.signs
     is_data = pattern.bit_indices >= 0
     soft_bits = np.bincount(pattern.bit_indices[is_data], values[is_data], NUM_CODE_BITS)
     return WindowScore(best.score, decode(soft_bits.astype(np.float64)))
 
 
+class FoldedCells(NamedTuple):
+    """Sums over all periods, by the phase of their hops: [phases, frames, bands]."""
+
+    values: Cells
+    # Over the frames, of the values and of their squares.
+    spectra: npt.NDArray[np.complex128]
+    square_spectra: npt.NDArray[np.complex128]
+
+
+def fold(cells: Cells) -> FoldedCells:
+    period = PERIOD_FRAMES * HOPS_PER_FRAME
+    num_periods = -(-cells.shape[0] // period)
+    padded = np.zeros((num_periods * period, NUM_BANDS))
+    padded[: cells.shape[0]] = cells
+    sums = padded.reshape(num_periods, PERIOD_FRAMES, HOPS_PER_FRAME, NUM_BANDS).sum(0)
+    values = np.ascontiguousarray(sums.transpose(1, 0, 2))
+    return FoldedCells(values, np.fft.rfft(values, axis=1), np.fft.rfft(values**2, axis=1))
+
+
 class Alignment(NamedTuple):
     score: float
-    # Sums over all periods, where the pattern begins: [frames, bands].
-    folded: Cells
+    # Where the pattern begins.
+    phase: int
+    shift: int
 
 
-def _score(alignment: Alignment) -> float:
-    return alignment.score
-
-
-def _align(cells: Cells, pattern: CellPattern) -> Alignment:
-    """The best of all shifts by whole frames."""
-    folded = _fold(cells)
+def align(folded: FoldedCells, pattern: CellPattern) -> Alignment:
+    """Return the best of all shifts by hops."""
     pilots = (pattern.bit_indices < 0).astype(np.float64)
-    sums = _correlate(folded, pilots * pattern.signs)
+    sums = _correlate(folded.spectra, pilots * pattern.signs)
     # Variance of the sum if each sign were drawn at random: the mark of another key repeats with the period, too.
-    variances = np.maximum(_correlate(folded**2, pilots), 1e-9)
+    variances = np.maximum(_correlate(folded.square_spectra, pilots), 1e-9)
     scores = sums / np.sqrt(variances)
-    shift = int(scores.argmax())
-    return Alignment(float(scores[shift]), np.roll(folded, -shift, axis=0))
+    phase, shift = np.unravel_index(scores.argmax(), scores.shape)
+    return Alignment(float(scores[phase, shift]), int(phase), int(shift))
 
 
-def _fold(cells: Cells) -> Cells:
-    num_periods = -(-cells.shape[0] // PERIOD_FRAMES)
-    padded = np.zeros((num_periods * PERIOD_FRAMES, NUM_BANDS))
-    padded[: cells.shape[0]] = cells
-    folded: Cells = padded.reshape(num_periods, PERIOD_FRAMES, NUM_BANDS).sum(0)
-    return folded
-
-
-def _correlate(cells: Cells, weights: Cells) -> Cells:
-    """Sum of cells times weights for each cyclic shift in time, over all bands."""
-    spectrum = np.fft.rfft(cells, axis=0) * np.conj(np.fft.rfft(weights, axis=0))
-    return np.fft.irfft(spectrum.sum(1), PERIOD_FRAMES)
+def _correlate(spectra: npt.NDArray[np.complex128], weights: Cells) -> Cells:
+    """Sum of cells times weights for each cyclic shift in time, over all bands: [phases, shifts]."""
+    products = spectra * np.conj(np.fft.rfft(weights, axis=0))
+    return np.fft.irfft(products.sum(2), PERIOD_FRAMES)
 
 
 def cell_energies(pcm: Pcm) -> Cells:
