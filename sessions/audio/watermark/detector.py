@@ -103,6 +103,8 @@ def score_cells(cells: Cells, pattern: CellPattern) -> WindowScore:
         return WindowScore(0.0, None)
     folded = fold(cells)
     best = align(folded, pattern)
+    if best.score < MIN_SCORE:
+        return WindowScore(best.score, None)
     values = np.roll(folded.values[best.phase], -best.shift, axis=0) * pattern.signs
     is_data = pattern.bit_indices >= 0
     soft_bits = np.bincount(pattern.bit_indices[is_data], values[is_data], NUM_CODE_BITS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,10 @@ CHECKSUM_BITS = 16
 # Convolutional code of rate 1/2 and constraint length 7, ended with zeros.
 GENERATORS = (0o171, 0o133)
 MEMORY_BITS = 6
+NUM_STATES = 1 << MEMORY_BITS
 NUM_CODE_BITS = 2 * (PAYLOAD_BITS + CHECKSUM_BITS + MEMORY_BITS)
+# Code words that a decoder tries. A wrong checksum matches once in 65,536.
+NUM_WORDS = 32
 # Edges of the bands: 220 Hz wide, and 13 % of their frequency from 1.7 kHz on.
 MIN_BAND_HZ, MAX_BAND_HZ = 200.0, 7_000.0
 MIN_WIDTH_HZ, RELATIVE_WIDTH = 220.0, 0.13
@@ -81,26 +85,44 @@ def encode(payload: int) -> npt.NDArray[np.float64]:
     return np.array(code) * 2.0 - 1
 
 
-def decode(soft_bits: npt.NDArray[np.float64]) -> int | None:
-    """Return the payload of the likeliest code word (Viterbi); ``None`` if its checksum does not match."""
-    num_states = 1 << MEMORY_BITS
-    # Registers that lead to each state: its own bits, and one that drops out.
-    registers = np.arange(num_states)[:, None] << 1 | np.arange(2)
-    parity = np.array([[(r & g).bit_count() % 2 * 2.0 - 1 for g in GENERATORS] for r in range(2 * num_states)])
-    metrics = np.full(num_states, -np.inf)
-    metrics[0] = 0
-    choices = []
+# Registers that lead to each state: its own bits, and one that drops out; and their code bits.
+_REGISTERS = np.arange(NUM_STATES)[:, None] << 1 | np.arange(2)
+_PARITIES = np.array([[(r & g).bit_count() % 2 * 2.0 - 1 for g in GENERATORS] for r in range(2 * NUM_STATES)])
+
+
+def decode(soft_bits: npt.NDArray[np.float64], num_words: int = NUM_WORDS) -> int | None:
+    """Return the payload of the likeliest code word whose checksum matches.
+
+    A list Viterbi decoder tries ``num_words`` code words, the likeliest first. ``None`` if no checksum matches.
+    """
+    metrics = np.full((NUM_STATES, num_words), -np.inf)
+    metrics[0, 0] = 0
+    steps = []
     for pair in soft_bits.reshape(-1, 2):
-        options = metrics[registers % num_states] + (parity @ pair)[registers]
-        choices.append(options.argmax(1))
-        metrics = options.max(1)
+        branches = (_PARITIES @ pair)[_REGISTERS]
+        # By state: the words of both states before it.
+        options = (metrics[_REGISTERS % NUM_STATES] + branches[:, :, None]).reshape(NUM_STATES, -1)
+        best = np.argsort(-options, axis=1, kind="stable")[:, :num_words]
+        metrics = np.take_along_axis(options, best, 1)
+        steps.append(best)
+    for rank in range(num_words):
+        word = _trace(steps, rank)
+        payload, checksum = word >> CHECKSUM_BITS, word & ((1 << CHECKSUM_BITS) - 1)
+        if checksum == _checksum(payload):
+            return payload
+    return None
+
+
+def _trace(steps: Sequence[npt.NDArray[np.int64]], rank: int) -> int:
+    """Return the bits of the word that ends at this rank."""
+    num_words = steps[0].shape[1]
     state, word = 0, 0
-    for position, choice in enumerate(reversed(choices)):
+    for position, best in enumerate(reversed(steps)):
         if position >= MEMORY_BITS:
             word |= (state >> (MEMORY_BITS - 1)) << (position - MEMORY_BITS)
-        state = int(registers[state, choice[state]]) % num_states
-    payload, checksum = word >> CHECKSUM_BITS, word & ((1 << CHECKSUM_BITS) - 1)
-    return payload if checksum == _checksum(payload) else None
+        way, rank = divmod(int(best[state, rank]), num_words)
+        state = int(_REGISTERS[state, way]) % NUM_STATES
+    return word
 
 
 def _checksum(payload: int) -> int:

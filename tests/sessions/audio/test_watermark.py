@@ -26,7 +26,7 @@ from sessions.audio.watermark.detector import (
     score_cells,
 )
 from sessions.audio.watermark.embedder import Watermark, band_depths_db, frame_filters
-from sessions.audio.watermark.pattern import PAYLOAD_BITS, PERIOD_FRAMES, CellPattern, decode, encode
+from sessions.audio.watermark.pattern import NUM_CODE_BITS, PAYLOAD_BITS, PERIOD_FRAMES, CellPattern, decode, encode
 from sessions.config import AudioFormat, Encoding
 from tests.sessions.audio.signals import noise, pieces, speech_like
 
@@ -148,6 +148,15 @@ def test_payload_is_read_from_noisy_bits(payload: int, seed: int) -> None:
     bits = encode(payload)
     assert decode(bits + np.random.default_rng(seed).normal(0, 0.3, bits.size)) == payload
     assert decode(-bits) is None
+
+
+def test_list_reads_what_the_likeliest_word_does_not_hold() -> None:
+    draw = np.random.default_rng(1)
+    received = [encode(PAYLOAD) + draw.normal(0, 1.1, NUM_CODE_BITS) for _ in range(30)]
+    alone, listed = ([decode(bits, num_words) for bits in received] for num_words in (1, 32))
+    assert {*alone, *listed} == {PAYLOAD, None}
+    assert all(payload == PAYLOAD for payload, first in zip(listed, alone, strict=True) if first is not None)
+    assert listed.count(PAYLOAD) > 1.5 * alone.count(PAYLOAD) > 10
 
 
 @pytest.mark.parametrize("payload", [-1, 2**PAYLOAD_BITS])
