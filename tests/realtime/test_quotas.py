@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from realtime.api_keys import load_authenticator
 from realtime.cluster.leased_counters import LeasedUsageCounters, leased_limits
-from realtime.cluster.limit_leases import Lease
+from realtime.cluster.limit_leases import Lease, LimitLeases
 from realtime.config import ConfigError
 from realtime.config_sections import AuthSettings, LimitSettings
 from sessions.admission import LocalUsageCounters
+from sessions.errors import QuotaExceeded
+from sessions.quotas import KeyMeter, KeyQuotas, QuotaCounters, WindowedCounts, quota_counter
 from tests.realtime.live_server import live_server, speak
 
 KEY = "a-key-of-16-chars-or-more"
@@ -93,3 +96,45 @@ def test_text_larger_than_the_leased_part_is_wanted():
     assert not counters.usage()["chars"].is_wanted
     assert counters.places("chars", 100, needed=51) == 50
     assert counters.usage()["chars"].is_wanted
+
+
+class ClusterGateway:
+    """Counts characters of a key on leased places."""
+
+    def __init__(self, name: str, quotas: KeyQuotas) -> None:
+        [(rule, limit)] = quotas.given()
+        counter = quota_counter(rule, "ann")
+        counts = QuotaCounters(LocalUsageCounters(), WindowedCounts.in_memory([(counter, rule.window_s)]))
+        self.name, self.counters = name, LeasedUsageCounters(counts, {counter: limit})
+        self._meter = KeyMeter("ann", quotas, self.counters)
+
+    def renew(self, leases: LimitLeases) -> None:
+        now_s = time.monotonic()
+        lease = leases.renew(self.name, self.counters.version, self.counters.usage(), now_s)
+        self.counters.renew(lease, now_s + 60)
+
+    def fill(self, num_chars: int) -> int:
+        """Charge texts until one is refused, and return how many were not."""
+        num_texts = 0
+        with suppress(QuotaExceeded):
+            while True:
+                self._meter.charge_text(num_chars)
+                num_texts += 1
+        return num_texts
+
+
+def test_gateways_of_a_cluster_share_a_quota():
+    leases = LimitLeases(0)
+    gateways = one, other = [ClusterGateway(name, KeyQuotas(max_chars_per_day=100)) for name in "ab"]
+
+    def renew() -> None:
+        for gateway in gateways * 3:
+            gateway.renew(leases)
+
+    renew()
+    assert one.fill(7) == 50 // 7
+    renew()  # one was refused, and gets what the other does not use
+    assert one.fill(7) == 100 // 7 - 50 // 7
+    renew()
+    assert other.fill(7) == 0
+    assert other.fill(1) == 1  # the last one stays with the gateway that has it
