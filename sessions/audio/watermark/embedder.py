@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ FADE_MS = 5
 FILTER_MS = 6
 # Bins of the curves from which the filters are made; with this number the cepstrum does not overlap itself.
 NUM_BINS = 513
+# Outputs of one row of a matrix product; with 8 or 40 it takes a fifth longer.
+MAX_BLOCK_SAMPLES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +40,17 @@ class Watermark:
     payload: int
 
     def create_embedder(self, sample_rate: int) -> WatermarkEmbedder:
-        return WatermarkEmbedder(frame_filters(self.key, self.payload, sample_rate), sample_rate)
+        return WatermarkEmbedder(filter_matrices(self.key, self.payload, sample_rate), sample_rate)
 
 
 class WatermarkEmbedder:
     """Marks one response, whose first sample has the first phase of the pattern."""
 
-    def __init__(self, filters: Pcm, sample_rate: int) -> None:
-        """``filters`` are [frames, taps], the last tap first."""
-        self._filters = filters
-        self._num_past = filters.shape[1] - 1
+    def __init__(self, matrices: Pcm, sample_rate: int) -> None:
+        """``matrices`` are those of ``filter_matrices``."""
+        self._matrices = matrices
+        _, self._num_inputs, self._block_samples = matrices.shape
+        self._num_past = self._num_inputs - self._block_samples
         self._frame_samples = sample_rate * FRAME_MS // 1000
         self._fade = hann_ramp(sample_rate * FADE_MS // 1000)
         self._history = np.zeros(self._num_past, np.float32)
@@ -57,34 +61,54 @@ class WatermarkEmbedder:
         """Return as many samples as are given."""
         if not pcm.size:
             return EMPTY
-        signal = np.concatenate([self._history, pcm])
-        self._history = signal[pcm.size :]
-        out, start = np.empty(pcm.size, np.float32), 0
-        while start < pcm.size:
-            end = min(start + self._frame_samples - self._offset, pcm.size)
-            out[start:end] = self._filter(signal[start : end + self._num_past], end - start)
-            self._offset += end - start
-            if self._offset == self._frame_samples:
-                self._frame, self._offset = (self._frame + 1) % PERIOD_FRAMES, 0
-            start = end
+        start, end = self._offset, self._offset + pcm.size
+        num_frames = -(-end // self._frame_samples)
+        # Whole frames: what lies outside of the input is filtered for nothing, which takes less than a case for it.
+        signal = np.zeros(num_frames * self._frame_samples + self._num_past, np.float32)
+        signal[start : start + self._num_past] = self._history
+        signal[start + self._num_past : end + self._num_past] = pcm
+        out = self._filter_frames(signal, num_frames).reshape(-1)[start:end]
+        self._history = signal[end : end + self._num_past].copy()
+        self._advance(pcm.size)
         return out
 
     def skip(self, pcm: Pcm) -> None:
         """Go on behind these samples without marking them."""
         self._history = np.concatenate([self._history, pcm])[pcm.size :]
-        num_frames, self._offset = divmod(self._offset + pcm.size, self._frame_samples)
+        self._advance(pcm.size)
+
+    def _advance(self, num_samples: int) -> None:
+        num_frames, self._offset = divmod(self._offset + num_samples, self._frame_samples)
         self._frame = (self._frame + num_frames) % PERIOD_FRAMES
 
-    def _filter(self, window: Pcm, num_samples: int) -> Pcm:
-        """Filter samples of one frame; ``window`` begins with those before them."""
-        out: Pcm = np.correlate(window, self._filters[self._frame], "valid")
-        num_faded = min(self._fade.size - self._offset, num_samples)
-        if num_faded > 0:
-            # Each output is a dot product of its own inputs: any split gives the same bits.
-            last = np.correlate(window[: num_faded + self._num_past], self._filters[self._frame - 1], "valid")
-            last += (out[:num_faded] - last) * self._fade[self._offset : self._offset + num_faded]
-            out[:num_faded] = last
+    def _filter_frames(self, signal: Pcm, num_frames: int) -> Pcm:
+        """Filter whole frames, of which ``signal`` has the samples and those before them.
+
+        Each output is a sum of its own inputs in one order, and of zeros: any split gives the same bits."""
+        matrices = self._matrices[np.arange(self._frame - 1, self._frame + num_frames) % PERIOD_FRAMES]
+        shape = (num_frames, self._frame_samples // self._block_samples, self._num_inputs)
+        strides = [size * signal.itemsize for size in (self._frame_samples, self._block_samples, 1)]
+        # as_strided takes ten times as long. The product needs rows that do not overlap.
+        rows = np.ndarray(shape, np.float32, signal, 0, strides).copy()
+        out = (rows @ matrices[1:]).reshape(num_frames, -1)
+        last = (rows[:, : self._fade.size // self._block_samples] @ matrices[:-1]).reshape(num_frames, -1)
+        last += (out[:, : self._fade.size] - last) * self._fade
+        out[:, : self._fade.size] = last
         return out
+
+
+@lru_cache(maxsize=8)
+def filter_matrices(key: bytes, payload: int, sample_rate: int) -> Pcm:
+    """Filters of all frames as matrices [frames, inputs, outputs]: outputs of a block out of all their inputs."""
+    filters = frame_filters(key, payload, sample_rate)
+    num_taps = filters.shape[1]
+    common_samples = gcd(sample_rate * FRAME_MS // 1000, sample_rate * FADE_MS // 1000)
+    size = next(size for size in range(MAX_BLOCK_SAMPLES, 0, -1) if common_samples % size == 0)
+    matrices = np.zeros((PERIOD_FRAMES, num_taps + size - 1, size), np.float32)
+    for output in range(size):
+        matrices[:, output : output + num_taps, output] = filters
+    matrices.flags.writeable = False
+    return matrices
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,7 @@ from sessions.audio.g711 import mulaw_to_pcm, pcm_to_mulaw
 from sessions.audio.pcm import Pcm
 from sessions.audio.recordings.decode import decode_recording
 from sessions.audio.resampler import Resampler
+from sessions.audio.segment_joiner import hann_ramp
 from sessions.audio.watermark.detector import (
     DETECT_RATE,
     HOPS_PER_FRAME,
@@ -65,6 +66,20 @@ def test_mark_goes_on_behind_samples_that_are_skipped(split: list[Pcm], num_skip
         embedder.skip(piece)
     out = np.concatenate([np.empty(0, np.float32), *map(embedder.push, split[num_skipped:])])
     assert np.array_equal(out, marked()[2 * RATE - out.size : 2 * RATE])
+
+
+@pytest.mark.parametrize("sample_rate", [16_000, 22_050, 24_000])
+def test_products_of_matrices_equal_correlations(sample_rate: int) -> None:
+    frame_samples, pcm = sample_rate // 50, noise(sample_rate // 5)
+    filters, fade = frame_filters(KEY, PAYLOAD, sample_rate), hann_ramp(sample_rate // 200)
+    signal = np.concatenate([np.zeros(filters.shape[1] - 1, np.float32), pcm])
+    outputs = np.array([np.correlate(signal, filters[frame], "valid") for frame in range(-1, 10)])
+    weights = np.ones((10, frame_samples), np.float32)
+    weights[:, : fade.size] = fade
+    places = np.arange(pcm.size).reshape(10, -1)
+    before, after = outputs[np.arange(10)[:, None], places], outputs[np.arange(1, 11)[:, None], places]
+    marked = Watermark(KEY, PAYLOAD).create_embedder(sample_rate).push(pcm)
+    assert marked == pytest.approx((before + (after - before) * weights).reshape(-1), abs=1e-6)
 
 
 def test_mark_changes_no_level_and_no_silence() -> None:
