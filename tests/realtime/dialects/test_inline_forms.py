@@ -47,9 +47,7 @@ async def test_rime_reads_forms_that_are_switched_on(live: LiveServer, query: st
         ({"phonemizeBetweenBrackets": True}, ["Wait. <200> A katt"]),
     ],
 )
-async def test_rime_v1_has_the_same_switches(
-    live: LiveServer, switches: dict[str, bool], expected: list[str]
-) -> None:
+async def test_rime_v1_has_the_same_switches(live: LiveServer, switches: dict[str, bool], expected: list[str]) -> None:
     start = {"text": RIME_TEXT, "mistParameters": switches}
     headers = {"X-API-Key": KEY}
     async with connect(
