@@ -14,7 +14,7 @@ import msgspec
 from realtime.app import create_app, serve
 from realtime.config import ConfigError
 from realtime.engine_factory import connect_engine
-from realtime.gateway_supervisor import GatewayPlan
+from realtime.gateway_plan import GatewayPlan
 from realtime.logs import configure_logs
 
 

@@ -31,11 +31,10 @@ from realtime import gateway_supervisor
 from realtime.client import NativeClient, open_session
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.errors import RequestRefused
+from realtime.gateway_plan import GatewayPlan, SharedUsageCounters
 from realtime.gateway_supervisor import (
     GATEWAY_COMMAND,
-    GatewayPlan,
     GatewaySupervisor,
-    SharedUsageCounters,
     gateway_environment,
     serve_with_gateways,
 )
