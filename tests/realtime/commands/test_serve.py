@@ -222,6 +222,7 @@ def test_serve_signal_during_load_stops_and_leaves_nothing(tmp_path: Path, gatew
         stderr=subprocess.PIPE,
     ) as server:
         while not (loading := psutil.Process(server.pid).children()):
+            assert server.poll() is None, server.communicate()
             time.sleep(0.01)
         server.send_signal(signal.SIGTERM)
         told, errors = server.communicate(timeout=20)
