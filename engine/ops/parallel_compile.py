@@ -1,4 +1,4 @@
-"""Kernels compiled side by side before anybody launches them one after another."""
+"""Kernels compiled in parallel before they are launched one after another."""
 
 from __future__ import annotations
 
@@ -12,24 +12,33 @@ from typing import Any
 from torch import Tensor
 
 MAX_THREADS = 16
-# Within ``compile_only`` what has been asked for in it: to ask again takes Triton longer than to launch.
-_asked_for: set[Hashable] | None = None
+# Receives a kernel, its grid, its arguments and options instead of the device.
+Sink = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
+_sink: Sink | None = None
 
 
 def is_compile_only() -> bool:
-    return _asked_for is not None
+    return _sink is not None
 
 
 def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
-    """Return a launcher of ``kernel``; within ``compile_only`` it only compiles."""
-    return kernel[grid] if _asked_for is None else partial(_compile, _asked_for, kernel, grid)
+    """Return a launcher of ``kernel``; within ``intercept`` it does not run."""
+    return kernel[grid] if _sink is None else partial(_intercepted, _sink, kernel, grid)
 
 
-def _compile(asked_for: set[Hashable], kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    key = kernel, *map(_kind, args), *options.items()
-    if key not in asked_for:
-        asked_for.add(key)
-        kernel.warmup(*args, grid=grid, **options)
+def _intercepted(sink: Sink, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    sink(kernel, grid, args, options)
+
+
+@contextmanager
+def intercept(sink: Sink) -> Iterator[None]:
+    """Hand launches over to ``sink``: kernels do not run, and leave what they would write as it was."""
+    global _sink
+    _sink = sink
+    try:
+        yield
+    finally:
+        _sink = None
 
 
 def _kind(value: Any) -> Hashable:
@@ -43,16 +52,18 @@ def _kind(value: Any) -> Hashable:
 
 @contextmanager
 def compile_only() -> Iterator[None]:
-    """Kernels launched herein do not run, and leave what they would write as it was. At the end all are compiled,
-    but those that failed, which will tell why when they are launched.
-    """
+    """Kernels launched herein do not run; at the end all are compiled. Those that fail raise when they are launched."""
     from triton import AsyncCompileMode
 
-    global _asked_for
+    # A repeated request takes Triton longer than a launch.
+    asked_for: set[Hashable] = set()
+
+    def compile_kernel(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        key = kernel, *map(_kind, args), *options.items()
+        if key not in asked_for:
+            asked_for.add(key)
+            kernel.warmup(*args, grid=grid, **options)
+
     threads = ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))))
-    with threads, AsyncCompileMode(threads, ignore_errors=True):
-        _asked_for = set()
-        try:
-            yield
-        finally:
-            _asked_for = None
+    with threads, AsyncCompileMode(threads, ignore_errors=True), intercept(compile_kernel):
+        yield
