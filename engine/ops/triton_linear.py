@@ -15,13 +15,13 @@ import triton.language as tl
 def gemv_kernel(
     x_ptr, weight_ptr, scale_ptr, norm_ptr, out_ptr, eps, N, K,
     ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [ROWS, N] = f(norm(x [ROWS, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to.
 
-    With SCALE each output of ``weight`` has one. One row a program, the rows' programs side by side: all but one find
-    the weights in the cache. Weights go from memory to registers as they lie, without matrix units, and are summed up
-    over threads once, at the end.
+    With EVEN BLOCK_K divides K. With SCALE each output of ``weight`` has one. One row a program, the rows' programs
+    side by side: all but one find the weights in the cache. Weights go from memory to registers as they lie, without
+    matrix units, and are summed up over threads once, at the end.
     """
     row = tl.program_id(0) % ROWS
     columns = tl.program_id(0) // ROWS * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -32,13 +32,15 @@ def gemv_kernel(
     totals_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([1, BLOCK_K], tl.float32)
     for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        weight = tl.load(weight_at + k)
+        inside = None if EVEN else steps < K - k
+        other = None if EVEN else 0.0
+        weight = tl.load(weight_at + k, mask=inside, other=other)
         if SWIGLU:
-            up = tl.load(weight_at + N * K + k)
-        x = tl.load(x_at + k).to(tl.float32)
+            up = tl.load(weight_at + N * K + k, mask=inside, other=other)
+        x = tl.load(x_at + k, mask=inside, other=other).to(tl.float32)
         if NORM:
             squares += x * x
-            x = x * tl.load(norm_ptr + k + steps).to(tl.float32)
+            x = x * tl.load(norm_ptr + k + steps, mask=inside, other=other).to(tl.float32)
         totals += x * weight.to(tl.float32)
         if SWIGLU:
             totals_up += x * up.to(tl.float32)

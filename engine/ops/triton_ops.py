@@ -59,12 +59,21 @@ UNIT_CHANNELS = range(65, 193)
 # With fewer the two convolutions' small tiles keep more multiprocessors at work.
 MIN_UNIT_PROGRAMS = 80
 GEMV_COLUMNS = 8
-GEMV_DEPTHS = (512, 256, 128)
-MIN_DEPTH = GEMV_DEPTHS[-1]
+GEMV_DEPTHS = (512, 256)
+MIN_DEPTH = 128
+# Of a depth that none of them divides.
+MAX_GEMV_PADDING = 1.15
 
 
 def power_of_two(size: int) -> int:
     return triton.next_power_of_2(size)
+
+
+def gemv_depth(size: int) -> int:
+    """How many inputs a program of ``gemv`` reads at a time: many small reads are slower than some padding."""
+    largest = GEMV_DEPTHS[0]
+    padded = largest if triton.cdiv(size, largest) * largest <= MAX_GEMV_PADDING * size else MIN_DEPTH
+    return next((depth for depth in GEMV_DEPTHS if size % depth == 0), padded)
 
 
 def gemm_split_k(size: int, num_out: int) -> int:
@@ -119,11 +128,11 @@ class TritonOps(ReferenceOps):
     ) -> None:  # fmt: skip
         rows, size = x.shape
         num_out = out.shape[-1]
-        depth = next(depth for depth in GEMV_DEPTHS if size % depth == 0)
+        depth = gemv_depth(size)
         launch(gemv_kernel, num_out // GEMV_COLUMNS * rows)(
             x, weight, x if scale is None else scale, x if norm is None else norm, out, eps, num_out, size,
-            ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, SCALE=scale is not None, BLOCK_N=GEMV_COLUMNS,
-            BLOCK_K=depth, STAGES=4, num_warps=4,
+            ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, SCALE=scale is not None, EVEN=size % depth == 0,
+            BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth, STAGES=4, num_warps=4,
         )  # fmt: skip
 
     def launch_gemm(self, x: Tensor, weight: Weight, out: Tensor, num_parts: int, swiglu: bool) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -172,15 +171,9 @@ class TalkerProgram:
         return found
 
 
-# 896 is no power of two: a step of one row takes 2.1 ms on an H200 with this kernel, and 1.2 without.
-LEFT_TO_CUBLAS = ("gemv", "gemm")
-
-
 def make_frames(model: CosyVoice3, context: FrameContext) -> TalkerProgram:
     kv, config, _ = context
     rows = max(config.max_batch_size, config.fixed_batch_rows or 0)
     width = min(config.max_graph_positions, model.max_positions)
-    ops = select_ops(
-        msgspec.structs.replace(config, disabled_kernels=(*config.disabled_kernels, *LEFT_TO_CUBLAS)), kv.data.device
-    )
+    ops = select_ops(config, kv.data.device)
     return TalkerProgram(model, kv, ops, rows, config.max_prefill_positions, -(-width // config.block_size))

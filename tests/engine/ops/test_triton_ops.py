@@ -84,9 +84,10 @@ def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, toleran
     assert float((found - wanted).norm() / wanted.norm()) < (tolerance or TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 40, 64, 65])
-def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, rows: int) -> None:
-    size, out = 256, 128
+@pytest.mark.parametrize(("rows", "size"), [*((rows, 256) for rows in (1, 2, 4, 5, 40, 64, 65)), (1, 896), (2, 896)])
+def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, rows: int, size: int) -> None:
+    """896 inputs take two tiles of 512."""
+    out = 128
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
     weight, both = (random(n, size, dtype=dtype, scale=size**-0.5) for n in (out, 2 * out))
     y, back = random(rows, 2 * size, dtype=dtype), random(size, 2 * size, dtype=dtype, scale=size**-0.5)
