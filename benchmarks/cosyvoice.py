@@ -30,7 +30,7 @@ from msgspec import structs
 
 from benchmarks.random_model import randomize
 from engine.api import ClonedVoice, RequestFinished, SamplingParams, SpeechChunk, SpeechRequest
-from engine.config import EngineConfig
+from engine.config import PRECISIONS, EngineConfig
 from engine.load import CPU_THREADS, build_engine
 from engine.models.base import Family
 from engine.models.cosyvoice3.config import BACKBONE_FOLDER, CosyVoice3Config
@@ -56,7 +56,9 @@ SETTINGS: dict[str, Any] = dict(loop_limit_frames=100_000, silence_limit_s=1e6, 
 
 
 @torch.inference_mode()
-def random_parts(sizes: CosyVoice3Config, dtype: torch.dtype, device: torch.device) -> tuple[SpeechLM, Flow, Hift]:
+def random_parts(
+    sizes: CosyVoice3Config, dtype: torch.dtype, device: torch.device, precision: str = "bf16"
+) -> tuple[SpeechLM, Flow, Hift]:
     torch.manual_seed(0)
     with device:
         parts = SpeechLM(sizes.talker), Flow(sizes.flow), Hift(sizes.hift)
@@ -69,6 +71,7 @@ def random_parts(sizes: CosyVoice3Config, dtype: torch.dtype, device: torch.devi
     talker.to(dtype)
     for part in parts:
         part.eval().requires_grad_(False).fuse()
+    talker.quantize(precision, device)
     flow.to_compute(dtype)
     return talker, flow, hift
 
@@ -106,11 +109,11 @@ class Bench:
         self.config = EngineConfig(
             max_batch_size=most, max_running_requests=most * 4 // 3, max_prefill_positions=args.prefill,
             cosyvoice3=settings,
-            triton_kernels=not args.plain, kv_memory_mb=args.kv_mb, **SETTINGS,
+            triton_kernels=not args.plain, kv_memory_mb=args.kv_mb, precision=args.precision, **SETTINGS,
         )  # fmt: skip
         self.sizes = sizes
         started = time.perf_counter()
-        talker, self.flow, self.hift = random_parts(sizes, dtype, self.device)
+        talker, self.flow, self.hift = random_parts(sizes, dtype, self.device, args.precision)
         model = CosyVoice3(sizes, talker, self.tokenizer(sizes))
         self.stage = CosyDecodeStage(self.flow, self.hift, most, settings, self.device, 4)
         if not args.eager:
@@ -241,6 +244,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prefill", type=int, default=1024, help="prompt positions in one step")
     parser.add_argument("--kv-mb", type=int, default=8192)
+    parser.add_argument("--precision", default="bf16", choices=PRECISIONS, help="of the talker's weights")
     parser.add_argument("--new-voices", action="store_true", help="each request uses a new voice")
     parser.add_argument("--eager", action="store_true", help="run without CUDA graphs")
     parser.add_argument("--plain", action="store_true", help="run without fused kernels")
@@ -255,6 +259,7 @@ def main() -> None:
     bench = Bench(args)
     result: dict[str, Any] = {"shape": args.shape, "device": args.device, "ready_s": round(bench.ready_s, 1)}
     result |= {"seconds": args.seconds, "prefill": args.prefill, "new_voices": args.new_voices}
+    result["precision"] = args.precision
     print(f"ready after {bench.ready_s:.1f} s, {bench.stage.memory.pool.num_blocks} pages", flush=True)
     for count in args.streams:
         bench.speak(count, args.seconds)

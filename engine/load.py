@@ -70,8 +70,6 @@ def load_family(
     if family == "cosyvoice3":
         from engine.models.cosyvoice3.load import load_family as load_cosyvoice3
 
-        if config.precision != "bf16":
-            raise InvalidRequest(f"precision is {config.precision!r}; cosyvoice3 is built for bf16", "precision")
         return load_cosyvoice3(folder, config, device, dtype)
     from engine.models.qwen3_tts.load import load_family as load_qwen3_tts
 

@@ -98,6 +98,9 @@ def quantize_int4(weight: Tensor) -> Weight:
     return Int4Weight((low | high << 4).flatten(1), scale)
 
 
+QUANTIZERS: dict[str, Quantizer] = {"fp8": quantize, "int4": quantize_int4}
+
+
 def round_int4(groups: Tensor, scale: Tensor) -> Tensor:
     """groups [out, groups, GROUP], scale [out, groups] -> whole numbers from -8 to 7."""
     return (groups / scale.float()[..., None]).round().clamp(-INT4_OFFSET, INT4_OFFSET - 1)

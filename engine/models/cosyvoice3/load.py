@@ -92,12 +92,15 @@ def tied_bytes(config: CosyTalkerConfig) -> int:
     return 8 * config.text_vocab_size * config.transformer.hidden_size
 
 
-def load_talker(path: Path, config: CosyTalkerConfig, dtype: torch.dtype, device: torch.device) -> SpeechLM:
+def load_talker(
+    path: Path, config: CosyTalkerConfig, dtype: torch.dtype, device: torch.device, precision: str = "bf16"
+) -> SpeechLM:
     with config_errors_of(path.parent), uninitialized():
         talker = SpeechLM(config)
     load_state(talker, path, dtype, device, adapt_talker, tied_bytes(config))
     reset_ropes(talker, device)
     talker.eval().requires_grad_(False).fuse()
+    talker.quantize(precision, device)
     return talker
 
 
@@ -166,7 +169,7 @@ log = logging.getLogger(__name__)
 
 def load_family(folder: Path, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Family:
     sizes, settings = read_config(folder), config.cosyvoice3
-    model = load_model(folder, sizes, settings, device, dtype, config.max_cached_voices)
+    model = load_model(folder, sizes, settings, device, dtype, config.max_cached_voices, config.precision)
     if device.type == "cpu" and config.cpu_optimizations and not config.graphs:
         pack_linears(model.talker)
     flow = load_flow(folder, sizes.flow, dtype, device)
@@ -190,6 +193,7 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     max_voices: int = 32,
+    precision: str = "bf16",
 ) -> CosyVoice3:
     """The talker stage. Raises ``CheckpointError`` naming file, key or tensor."""
     rows = sizes.talker.text_vocab_size
@@ -198,7 +202,7 @@ def load_model(
     named = read_saved_voices(folder, sizes.flow, tokenizer, trims)
     path = talker_file(folder, settings.talker.weights)
     log.info("the talker is %s", path.name)
-    talker = load_talker(path, sizes.talker, dtype, device)
+    talker = load_talker(path, sizes.talker, dtype, device, precision)
     return CosyVoice3(
         sizes, talker, tokenizer, settings.talker, named=named, max_voices=max_voices, trims_prompts=trims
     )

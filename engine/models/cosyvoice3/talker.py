@@ -12,6 +12,7 @@ from engine.layers.transformer import AttentionContext, Transformer
 from engine.models.cosyvoice3.config import CosyTalkerConfig, SpeechIds
 from engine.models.cosyvoice3.prompt import CosySequence, RasParams, SamplingPhase
 from engine.ops.noise import NoiseSource, SampleKey
+from engine.weights.quantize import QUANTIZERS, quantize_linears
 
 
 class Backbone(Transformer):
@@ -49,6 +50,11 @@ class SpeechLM(nn.Module):
         self.backbone.fuse()
         self.table = torch.cat((self.backbone.embed_tokens.weight, self.speech_embedding.weight)).detach()
         del self.backbone.embed_tokens, self.speech_embedding
+
+    def quantize(self, precision: str, device: torch.device) -> None:
+        """Quantize the products of the fused layers on ``device``; tables and head stay as they are."""
+        if precision != "bf16":
+            quantize_linears(self.backbone.layers, QUANTIZERS[precision], device)
 
     def embed(self, inputs: Tensor) -> Tensor:
         """inputs [...] -> [..., H]."""

@@ -75,6 +75,18 @@ def test_a_tuned_talker_is_taken_where_it_is_asked_for_or_alone(copied: Path, fo
         inspect_checkpoint(copied)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int4"])
+def test_precision_quantizes_the_layers_of_the_talker(folder: Path, precision: str) -> None:
+    settings = CosyVoice3Settings()
+    model = load_model(folder, read_config(folder), settings, CPU, torch.float32, precision=precision)
+    talker = model.talker
+    kinds = {type(module).__name__ for module in talker.backbone.layers.modules() if hasattr(module, "weight")}
+    assert ("QuantizedLinear" in kinds) == (precision != "bf16")
+    assert type(talker.llm_decoder) is torch.nn.Linear
+    hidden = talker.backbone.layers[0].self_attn.qkv_proj(torch.ones(1, talker.config.transformer.hidden_size))
+    assert torch.isfinite(hidden).all()
+
+
 def test_both_spellings_of_a_weight_norm_are_one_vocoder(folder: Path, tmp_path: Path) -> None:
     config = read_config(folder)
     other = write_cosyvoice3(tmp_path, config, weight_norm="old")
