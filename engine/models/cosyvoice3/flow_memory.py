@@ -157,6 +157,8 @@ def select_blocks(rows: Sequence[BlockSequence], most: int, num_steps: int) -> t
 
 
 CPU_BYTES = 2 * 2**30
+# Of a CUDA device, for the graphs of all stages and the talker's cache: 1.6 GB at 8 rows.
+RESERVED_BYTES = 2 * 2**30
 MAX_PAGES = 4_096
 # Conditioned and free.
 BRANCHES = 2
@@ -203,7 +205,8 @@ def num_pages(flow: Flow, settings: FlowSettings) -> int:
     if settings.memory_mb is not None:
         num_bytes = settings.memory_mb * 2**20
     elif flow.device.type == "cuda":
-        num_bytes = int(free_bytes(flow.device) * settings.memory_utilization)
+        free = free_bytes(flow.device)
+        num_bytes = max(0, min(int(free * settings.memory_utilization), free - RESERVED_BYTES))
     else:
         num_bytes = CPU_BYTES
     return min(MAX_PAGES, num_bytes // FlowPageStore.page_bytes(flow.config, flow.compute_dtype))

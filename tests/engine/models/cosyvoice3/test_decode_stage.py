@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ from torch import Tensor
 
 from engine.errors import InvalidRequest
 from engine.models.base import DecodedAudio
+from engine.models.cosyvoice3 import flow_memory
+from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.flow_memory import PromptSequence
+from engine.models.cosyvoice3.flow_memory import FlowPageStore, PromptSequence, num_pages
+from engine.models.cosyvoice3.settings import FlowSettings
 from tests.engine.models.cosyvoice3.flow_fixtures import (
     AHEAD,
     BLOCK_TOKENS,
@@ -459,6 +463,14 @@ def test_admission_asks_for_memory_and_idle_voices_give_way() -> None:
 def test_stage_without_capacity_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"memory for 3 pages; one request needs 6: .* memory_gb"):
         stage_of(num_pages=3)
+
+
+@pytest.mark.parametrize(("free_gb", "pages_gb"), [(50, 30), (4, 2), (1, 0)])
+def test_pages_leave_memory_for_graphs(free_gb: int, pages_gb: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_memory, "free_bytes", lambda device: free_gb * 2**30)
+    flow: Any = SimpleNamespace(device=torch.device("cuda"), config=FlowConfig(), compute_dtype=torch.bfloat16)
+    wanted = pages_gb * 2**30 // FlowPageStore.page_bytes(flow.config, flow.compute_dtype)
+    assert num_pages(flow, FlowSettings()) == wanted
 
 
 def test_row_without_pages_continues_and_others_stay_exact() -> None:
