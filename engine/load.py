@@ -196,14 +196,20 @@ def fit_cache(
     def make_frames(kv: PagedKV) -> FrameProgramProtocol:
         return family.make_frames(FrameContext(kv, config, ring))
 
-    wanted = wanted_blocks(family.model, config)
-    # Cached prefixes are copies beside the pool.
-    position_bytes = PagedKV.block_bytes(family.model.kv_shape, config.block_size, dtype) // config.block_size
-    num_spare = MAX_CACHED_PREFIX_POSITIONS * position_bytes
-    if family.encode_voice is not None and family.codec is not None:
-        num_spare += ENCODER_BYTES
+    wanted, num_spare = wanted_blocks(family.model, config), spare_bytes(family, config, codec, dtype)
     num_blocks = fit_blocks(family.model, make_frames, codec, config, dtype, device, wanted, num_spare)
     return msgspec.structs.replace(config, num_blocks=num_blocks)
+
+
+def spare_bytes(family: Family, config: EngineConfig, codec: GraphCodec | None, dtype: torch.dtype) -> int:
+    """Bytes allocated later beside the cache: copies of prefixes, states of cloned voices, recordings to encode."""
+    position_bytes = PagedKV.block_bytes(family.model.kv_shape, config.block_size, dtype) // config.block_size
+    num_spare = MAX_CACHED_PREFIX_POSITIONS * position_bytes
+    if codec is not None and family.model.capabilities.can_clone:
+        num_spare += codec.max_reference_bytes
+    if family.encode_voice is not None and family.codec is not None:
+        num_spare += ENCODER_BYTES
+    return num_spare
 
 
 def make_stage(family: Family, config: EngineConfig) -> DecodeStage:

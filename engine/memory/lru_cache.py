@@ -18,7 +18,7 @@ class LruCache(Generic[Value]):
 
     def __init__(self, max_entries: int) -> None:
         self._values: OrderedDict[Hashable, Value] = OrderedDict()
-        self._max_entries = max_entries
+        self.max_entries = max_entries
 
     def __len__(self) -> int:
         return len(self._values)
@@ -30,7 +30,7 @@ class LruCache(Generic[Value]):
 
     def put(self, key: Hashable, value: Value) -> None:
         self._values[key] = value
-        while len(self._values) > self._max_entries:
+        while len(self._values) > self.max_entries:
             self._values.popitem(last=False)
 
 

@@ -254,6 +254,12 @@ class GraphCodec:
     def rows_of(self, num_frames: int) -> int:
         return self.program.rows_of(num_frames)
 
+    @property
+    def max_reference_bytes(self) -> int:
+        """Bytes of the decoder states behind as many references as are cached."""
+        program = self.program
+        return self.references.max_entries * (program.state[0].nbytes + program.past[:, 0].nbytes)
+
     def open(self, slot: int) -> None:
         self.num_primed[slot] = 0
 

@@ -16,9 +16,20 @@ from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.launch import create_engine
-from engine.load import check_precision, choose_device, choose_dtype, load_engine, size_by_memory
+from engine.load import (
+    check_precision,
+    choose_device,
+    choose_dtype,
+    load_engine,
+    make_graph_stage,
+    size_by_memory,
+    spare_bytes,
+)
+from engine.models.base import VoiceReference
 from engine.models.qwen3_tts.load import load_family
 from engine.models.qwen3_tts.model import Qwen3TTS
+from engine.runtime.codec_runners import GraphCodec
+from engine.runtime.codec_stage import CodecStage
 from engine.weights.quantize import GROUP, QuantizedLinear
 from tests.engine.families import Family
 from tests.engine.stream_recorder import listen
@@ -185,6 +196,24 @@ def test_fp8_quantizes_layers_of_talker_and_predictor(tiny_folder: Path) -> None
         assert len(layers) == 4 * len(stack.layers)
         assert all((layer.weight.plain is not None) == has_plain for layer in layers)
     assert not isinstance(predictor.lm_head[0], QuantizedLinear)
+
+
+@pytest.mark.parametrize("task", ["base", "custom_voice"])
+def test_memory_budget_counts_decoder_states_of_cloned_voices(task: str, tmp_path: Path) -> None:
+    config = EngineConfig(max_cached_voices=3, max_running_requests=2, voice_encoders=False, graphs=True)
+    device = torch.device("cpu")
+    family = load_family(write_checkpoint(tmp_path, task=task), config, device, torch.float32)
+    _, stage = make_graph_stage(family, config, device)
+    assert isinstance(stage, CodecStage)
+    assert isinstance(stage.codec, GraphCodec)
+    frame = [0] * family.model.codes_per_step
+    for number in range(5):
+        stage.codec.prime(1, VoiceReference(number, [frame] * 2))
+    states = [state for number in range(5) if (state := stage.codec.references.get(number)) is not None]
+    assert len(states) == 3
+    held = sum(tensor.nbytes for state in states for tensor in state)
+    counted = spare_bytes(family, config, stage.codec, torch.float32)
+    assert counted - spare_bytes(family, config, None, torch.float32) == (held if task == "base" else 0)
 
 
 BOTH_SIZES = ("max_batch_size", "max_running_requests")
