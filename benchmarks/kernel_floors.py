@@ -108,29 +108,30 @@ def elementwise(x: Tensor, times: int) -> Cost:
     return Cost(times * x.nbytes, 0.0, "x".join(map(str, x.shape)))
 
 
-def attention_cost(qkv: Tensor, kv_heads: int, size: int, num_read: int, num_pairs: int) -> Cost:
+def attention_cost(qkv: Tensor, cache: Tensor, num_read: int, num_pairs: int) -> Cost:
     """``num_read`` positions of keys and values, ``num_pairs`` of a new position and one that it attends to."""
+    kv_heads, size = cache.shape[3:]
     heads = qkv.shape[1] // size - 2 * kv_heads
     out = qkv.shape[0] * heads * size
-    num_bytes = qkv.nbytes + (out + 2 * num_read * kv_heads * size) * qkv.element_size()
+    num_bytes = qkv.nbytes + out * qkv.element_size() + 2 * num_read * kv_heads * size * cache.element_size()
     return Cost(num_bytes, 4.0 * num_pairs * heads * size, f"{qkv.shape[0]} rows")
 
 
 def paged_attention(qkv: Tensor, norms: object, eps: float, cache: Tensor, call: PagedCall) -> Cost:
     num_positions = int(call.positions.sum()) + len(call.positions)
-    return attention_cost(qkv, cache.shape[3], cache.shape[4], num_positions, num_positions)
+    return attention_cost(qkv, cache, num_positions, num_positions)
 
 
 def predictor_attention(
     qkv: Tensor, norms: object, eps: float, rope: object, cache: Tensor, start: int, num_tokens: int
 ) -> Cost:
     num_positions = cache.shape[1] * (start + num_tokens)
-    return attention_cost(qkv, cache.shape[3], cache.shape[4], num_positions, num_positions * num_tokens)
+    return attention_cost(qkv, cache, num_positions, num_positions * num_tokens)
 
 
 def ring_attention(qkv: Tensor, ring: Tensor, call: RingCall) -> Cost:
     num_positions = len(call.slots) * call.window
-    return attention_cost(qkv, ring.shape[3], ring.shape[4], num_positions, num_positions * call.num_tokens)
+    return attention_cost(qkv, ring, num_positions, num_positions * call.num_tokens)
 
 
 def sample(logits: Tensor, *_: object) -> Cost:

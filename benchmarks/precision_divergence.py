@@ -37,13 +37,16 @@ from engine.models.qwen3_tts.talker import Talker
 from engine.ops.params import PagedCall, ResidualStream
 from engine.ops.reference_ops import ReferenceOps, select_ops
 from engine.ops.stack import PagedStack, run_layers
-from engine.weights.quantize import QuantizedLinear, Weight, quantize
+from engine.weights.quantize import FP8, QuantizedLinear, Weight, quantize
 
 BLOCK = 16
 # Above this activations are rounded, too.
 MAX_WEIGHT_ONLY_ROWS = 2
-# Rows at a time, by precision.
-VARIANTS = (("bf16", 512), ("fp8", 2), ("fp8", 64), ("fp8", 512), ("int4", 64))
+# Precision of weights, rows at a time, and precision of keys and values.
+VARIANTS = (
+    ("bf16", 512, "bf16"), ("bf16", 512, "fp8"), ("fp8", 2, "fp8"), ("fp8", 64, "bf16"), ("fp8", 64, "fp8"),
+    ("fp8", 512, "fp8"), ("int4", 64, "bf16"),
+)  # fmt: skip
 NUM_RANDOM, RANDOM_LENGTH = 8, 128
 DTYPE = torch.bfloat16
 
@@ -140,19 +143,21 @@ def embed(talker: Talker, given: Positions) -> Tensor:
     return x
 
 
-def new_cache(talker: Talker, given: Positions) -> tuple[Tensor, Tensor]:
+def new_cache(talker: Talker, given: Positions, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Keys and values for all sequences, and the block table of each position."""
     stack, like = talker.config.transformer, talker.codec_head.weight
     width = int(given.place.max()) // BLOCK + 1
     tables = torch.arange((int(given.owner.max()) + 1) * width, device=like.device, dtype=torch.int32).view(-1, width)
     shape = (stack.num_hidden_layers, 2, tables.numel(), BLOCK, stack.num_key_value_heads, stack.head_dim)
-    return like.new_zeros(shape), tables[given.owner]
+    return like.new_zeros(shape, dtype=dtype), tables[given.owner]
 
 
 @torch.inference_mode()
-def run(talker: Talker, ops: ReferenceOps, given: Positions, rows: int) -> Outputs:
+def run(
+    talker: Talker, ops: ReferenceOps, given: Positions, rows: int, cache_dtype: torch.dtype | None = None
+) -> Outputs:
     """Run the stack over all positions, ``rows`` at a time, and the heads."""
-    cache, tables = new_cache(talker, given)
+    cache, tables = new_cache(talker, given, cache_dtype or talker.codec_head.weight.dtype)
     stack = PagedStack(ops, talker.model, cache, tables.shape[1] * BLOCK)
     x, eps, place = embed(talker, given), stack.norm.eps, given.place.int()
     states = x.new_empty(len(stack.layers) + 1, *x.shape)
@@ -198,13 +203,13 @@ def end_change(found: Tensor, wanted: Tensor, given: Positions, eos: int) -> flo
 def measure(reference: Talker, make: Callable[[str], Talker], given: Positions) -> list[dict[str, Any]]:
     device, eos = reference.codec_head.weight.device, reference.config.control.eos
     wanted, found = run(reference, ReferenceOps(), given, 512), []
-    for precision, rows in VARIANTS:
+    for precision, rows, cache in VARIANTS:
         talker = make(precision)
         if precision == "fp8" and rows <= MAX_WEIGHT_ONLY_ROWS:
             use_quantized(talker)
-        outputs = run(talker, choose_ops(precision, rows, device), given, rows)
+        outputs = run(talker, choose_ops(precision, rows, device), given, rows, FP8 if cache == "fp8" else DTYPE)
         errors = [round(relative_error(*pair), 5) for pair in zip(outputs.states, wanted.states, strict=True)]
-        row = {"precision": precision, "rows": rows, "states": errors}
+        row = {"precision": precision, "rows": rows, "cache": cache, "states": errors}
         row |= {"code0": divergence(outputs.code0, wanted.code0), "others": divergence(outputs.others, wanted.others)}
         if (given.codes[:, 0] < 0).any():
             row["end"] = end_change(outputs.code0, wanted.code0, given, eos)

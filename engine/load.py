@@ -30,6 +30,7 @@ from engine.runtime.runner import GraphRunner
 from engine.runtime.workspace import ENCODER_BYTES, MIN_POSITIONS, fit_blocks
 from engine.weights.fingerprint import fingerprint_checkpoint
 from engine.weights.hub import resolve_folder
+from engine.weights.quantize import FP8
 
 # Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
 # Of the GPUs that convert fp8 (Ada, Hopper and later).
@@ -170,6 +171,7 @@ def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, devic
     """An engine over the family's stages, not yet warmed up."""
     if not wants_graphs(config, device):
         return Engine(family.model, make_stage(family, config), config, dtype=dtype, device=device)
+    dtype = cache_dtype(family.model, config, dtype)
     ring, stage = make_graph_stage(family, config, device)
     if config.memory_gb is not None and config.num_blocks is None and config.kv_memory_mb is None:
         config = fit_cache(family, config, ring, stage, dtype, device)
@@ -182,6 +184,11 @@ def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, devic
         return GraphRunner(family.model, kv, prefixes, config, program, frames, prefills, num_slots, runs_ahead)
 
     return Engine(family.model, stage, config, make_runner, dtype=dtype, device=device)
+
+
+def cache_dtype(model: SpeechModel, config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of keys and values beside graphs: fp8 with weights in fp8, if keys are normed."""
+    return FP8 if config.precision == "fp8" and model.kv_shape.has_key_norm else dtype
 
 
 def fit_cache(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.layers.transformer import attention
 from engine.program.buffers import to_device
+from engine.weights.quantize import as_bits
 
 PAGE_BYTES = 4096
 
@@ -21,6 +22,8 @@ class KVShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    # Keys are normed, so that they are within the range of fp8.
+    has_key_norm: bool = False
 
 
 class PagedKV:
@@ -38,13 +41,14 @@ class PagedKV:
         self.scratch_block = num_blocks + 1
         sizes = (shape.num_layers, 2, num_blocks + 2, block_size, shape.num_kv_heads, shape.head_dim)
         self.data = lazy_zeros(sizes, dtype) if device.type == "cpu" else torch.zeros(sizes, dtype=dtype, device=device)
+        self._bits = as_bits(self.data)
 
     @staticmethod
     def block_bytes(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
         return shape.num_layers * 2 * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
 
     def clear(self, blocks: Sequence[int]) -> None:
-        self.data.index_fill_(2, to_device(blocks, torch.int64, self.data.device), 0)
+        self._bits.index_fill_(2, to_device(blocks, torch.int64, self.data.device), 0)
 
     def flat_indices(self, table: Sequence[int], length: int) -> Tensor:
         """Return the flattened positions of the first ``length`` positions of a row."""
@@ -53,12 +57,12 @@ class PagedKV:
         return to_device(blocks * self.block_size + positions % self.block_size, torch.int64, self.data.device)
 
     def read(self, table: Sequence[int], length: int) -> Tensor:
-        """Copy of the first ``length`` positions of a row: [layer, 2, length, head, D]."""
-        return self.data.flatten(2, 3).index_select(2, self.flat_indices(table, length))
+        """Copy of the first ``length`` positions of a row, fp8 as bytes: [layer, 2, length, head, D]."""
+        return self._bits.flatten(2, 3).index_select(2, self.flat_indices(table, length))
 
     def write(self, table: Sequence[int], values: Tensor) -> None:
         """Put positions 0..n-1 of a row, as ``read`` gave them."""
-        self.data.flatten(2, 3).index_copy_(2, self.flat_indices(table, values.shape[2]), values)
+        self._bits.flatten(2, 3).index_copy_(2, self.flat_indices(table, values.shape[2]), values)
 
 
 def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -23,7 +23,7 @@ from engine.ops.params import (
     SnakeParams,
 )
 from engine.ops.sampler import apply_repetition_penalty, sample_reference
-from engine.weights.quantize import Weight, dense
+from engine.weights.quantize import FP8, Weight, as_bits, dense, to_fp8
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -107,19 +107,22 @@ class ReferenceOps:
     ) -> Tensor:
         """One new position a row over its blocks: writes its key and value, then reads all up to its own.
 
-        cache [2, blocks, block_size, Hkv, D].
+        cache [2, blocks, block_size, Hkv, D], in fp8 or in the dtype of qkv.
         """
         size, kv_heads = cache.shape[2:4]
         place, (cos, sin) = call.positions.long(), call.rope
         q, k, v = self.split_qkv(qkv, norms, eps, cos[place], sin[place], kv_heads)
         blocks = call.tables.long()
         slots = blocks.gather(1, (place // size)[:, None])[:, 0] * size + place % size
-        keys, values = cache
+        if cache.dtype == FP8:
+            k, v = as_bits(to_fp8(k)), as_bits(to_fp8(v))
+        keys, values = as_bits(cache)
         keys.flatten(0, 1)[slots] = k
         values.flatten(0, 1)[slots] = v
+        past_keys, past_values = (side[blocks].flatten(1, 2).view(cache.dtype).to(q.dtype) for side in (keys, values))
         reach = torch.arange(blocks.shape[1] * size, device=blocks.device)
         mask = (reach[None] <= place[:, None])[:, None]
-        return self.attention(q[:, None], keys[blocks].flatten(1, 2), values[blocks].flatten(1, 2), mask)
+        return self.attention(q[:, None], past_keys, past_values, mask)
 
     def predictor_attention(
         self,

@@ -43,7 +43,7 @@ from engine.ops.triton_codec import (
 )
 from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
 from engine.ops.triton_sampling import exponential_kernel, sample_kernel
-from engine.weights.quantize import Weight
+from engine.weights.quantize import FP8, Weight
 
 # Above this weights are shared by rows that are multiplied together.
 MAX_GEMV_ROWS = 2
@@ -53,7 +53,7 @@ GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH, GEMM_STAGES = 64, 32, 64, 6
 MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
 MIN_PAST_TILE = 4
 # Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own.
-PAGED, PAGED_SINGLE_ROW = (64, 4, 3), (128, 8, 2)
+PAGED, PAGED_FP8, PAGED_SINGLE_ROW = (64, 4, 3), (32, 1, 5), (128, 8, 2)
 # More do not fit into registers; in fp32 none fit.
 UNIT_CHANNELS = range(65, 193)
 # With fewer the two convolutions' small tiles keep more multiprocessors at work.
@@ -220,7 +220,8 @@ class TritonOps(ReferenceOps):
         rows = qkv.shape[0]
         group = qkv.shape[1] // size // heads - 2
         out = qkv.new_empty(rows, heads * group * size)
-        block, warps, stages = PAGED_SINGLE_ROW if rows * heads <= NUM_MULTIPROCESSORS else PAGED
+        many = PAGED_FP8 if cache.dtype == FP8 else PAGED
+        block, warps, stages = PAGED_SINGLE_ROW if rows * heads <= NUM_MULTIPROCESSORS else many
         shape = dict(HEADS=heads, GROUP=group, D=size, PAGE=page, NORM=norms is not None)
         norms = norms or (qkv, qkv)
         if together:
@@ -230,7 +231,7 @@ class TritonOps(ReferenceOps):
             )  # fmt: skip
         launch(paged_attention_kernel, heads, rows)(
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
-            **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32,
+            **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32, FP8=cache.dtype == FP8,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
         return out

@@ -1,4 +1,7 @@
-"""Weights in fp8 (e4m3, a scale for each output) or int4 (a scale for each group of inputs), without calibration."""
+"""Weights in fp8 (e4m3, a scale for each output) or int4 (a scale for each group of inputs), without calibration.
+
+Keys and values in fp8 have no scale.
+"""
 
 from __future__ import annotations
 
@@ -104,6 +107,16 @@ QUANTIZERS: dict[str, Quantizer] = {"fp8": quantize, "int4": quantize_int4}
 def round_int4(groups: Tensor, scale: Tensor) -> Tensor:
     """groups [out, groups, GROUP], scale [out, groups] -> whole numbers from -8 to 7."""
     return (groups / scale.float()[..., None]).round().clamp(-INT4_OFFSET, INT4_OFFSET - 1)
+
+
+def to_fp8(x: Tensor) -> Tensor:
+    """x in fp8 without a scale; beyond its range the largest value."""
+    return x.clamp(-LARGEST, LARGEST).to(FP8)
+
+
+def as_bits(x: Tensor) -> Tensor:
+    """fp8 as bytes, since indexing does not take fp8; any other tensor as it is."""
+    return x.view(torch.uint8) if x.dtype == FP8 else x
 
 
 class QuantizedLinear(nn.Module):

@@ -110,8 +110,12 @@ def test_fp8_states_differ_more_than_bf16_ones(monkeypatch, capsys):
     monkeypatch.setattr(precision_divergence, "NUM_RANDOM", 2)
     monkeypatch.setattr(precision_divergence, "RANDOM_LENGTH", 24)
     precision_divergence.main()
-    bf16, weights, *activations, int4 = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [row["rows"] for row in (weights, *activations)] == [2, 64, 512]
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    bf16, bf16_weights, weights, plain_cache, *activations, int4 = rows
+    assert [row["rows"] for row in (weights, plain_cache, *activations)] == [2, 64, 64, 512]
+    assert [row["cache"] for row in rows] == ["bf16", "fp8", "fp8", "bf16", "fp8", "fp8", "bf16"]
+    assert bf16["states"][-1] < bf16_weights["states"][-1] < weights["states"][-1]
+    assert plain_cache["states"][-1] < activations[0]["states"][-1]
     assert int4["precision"] == "int4"
     assert bf16["states"][-1] < int4["states"][-1] < 0.5
     assert 0 < bf16["states"][0] < bf16["states"][-1] < 0.02

@@ -17,6 +17,7 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.launch import create_engine
 from engine.load import (
+    build_engine,
     check_precision,
     choose_device,
     choose_dtype,
@@ -30,7 +31,7 @@ from engine.models.qwen3_tts.load import load_family
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.runtime.codec_runners import GraphCodec
 from engine.runtime.codec_stage import CodecStage
-from engine.weights.quantize import GROUP, QuantizedLinear
+from engine.weights.quantize import FP8, GROUP, QuantizedLinear
 from tests.engine.families import Family
 from tests.engine.stream_recorder import listen
 from tests.fakes.checkpoints import EMBEDDED, write_checkpoint
@@ -196,6 +197,16 @@ def test_fp8_quantizes_layers_of_talker_and_predictor(tiny_folder: Path) -> None
         assert len(layers) == 4 * len(stack.layers)
         assert all((layer.weight.plain is not None) == has_plain for layer in layers)
     assert not isinstance(predictor.lm_head[0], QuantizedLinear)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.float32), ("int4", torch.float32), ("fp8", FP8)])
+def test_keys_and_values_beside_fp8_weights_are_fp8(precision: str, dtype: torch.dtype, tiny_folder: Path) -> None:
+    config = EngineConfig(precision=precision, graphs=True, num_blocks=8, lazy_graph_capture=True)
+    family = load_family(tiny_folder, config, torch.device("cpu"), torch.float32)
+    engine = build_engine(family, config, torch.float32, torch.device("cpu"))
+    assert engine.kv.data.dtype == dtype
+    eager = structs.replace(config, graphs=False)
+    assert build_engine(family, eager, torch.float32, torch.device("cpu")).kv.data.dtype == torch.float32
 
 
 @pytest.mark.parametrize("task", ["base", "custom_voice"])

@@ -71,7 +71,7 @@ class Qwen3TTS:
     @property
     def kv_shape(self) -> KVShape:
         stack = self.config.talker.transformer
-        return KVShape(stack.num_hidden_layers, stack.num_key_value_heads, stack.head_dim)
+        return KVShape(stack.num_hidden_layers, stack.num_key_value_heads, stack.head_dim, has_key_norm=True)
 
     @property
     def languages(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.layers.transformer import CausalContext, Transformer, TransformerConfig
 from engine.memory.kv_cache import KVShape, PagedContext, PagedKV, lazy_zeros
+from engine.weights.quantize import FP8
 
 CONFIG = TransformerConfig(
     hidden_size=32,
@@ -34,8 +35,8 @@ def stack() -> Transformer:
     return Transformer(CONFIG).eval().requires_grad_(False)
 
 
-def new_kv(num_blocks: int, block_size: int) -> PagedKV:
-    return PagedKV(SHAPE, num_blocks, block_size, torch.float32, torch.device("cpu"))
+def new_kv(num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32) -> PagedKV:
+    return PagedKV(SHAPE, num_blocks, block_size, dtype, torch.device("cpu"))
 
 
 def whole(stack: Transformer, x: Tensor) -> Tensor:
@@ -96,10 +97,10 @@ def test_cleared_blocks_of_a_broken_row_reach_no_other(stack: Transformer) -> No
     torch.testing.assert_close(run(stack, kv, x[None], [[2]], [0])[0], whole(stack, x), atol=TOLERANCE, rtol=0)
 
 
-@given(st.integers(1, 12), st.sampled_from([1, 3, 4]))
-def test_read_and_write_carry_a_row_to_other_blocks(length: int, block_size: int) -> None:
-    kv = new_kv(24, block_size)
-    kv.data.normal_()
+@given(st.integers(1, 12), st.sampled_from([1, 3, 4]), st.sampled_from([torch.float32, FP8]))
+def test_read_and_write_carry_a_row_to_other_blocks(length: int, block_size: int, dtype: torch.dtype) -> None:
+    kv = new_kv(24, block_size, dtype)
+    kv.data.copy_(torch.randn(kv.data.shape))
     need = -(-length // block_size)
     source, target = list(range(1, need + 1)), list(range(need + 1, 2 * need + 1))
     copy = kv.read(source, length)
@@ -107,6 +108,8 @@ def test_read_and_write_carry_a_row_to_other_blocks(length: int, block_size: int
     kv.write(target, copy)
     assert torch.equal(kv.read(target, length), copy)
     assert torch.equal(kv.read(target, need * block_size)[:, :, length:], beyond), "wrote past the row's end"
+    kv.clear(target)
+    assert not kv.read(target, length).any()
 
 
 def test_block_has_its_stated_size() -> None:

@@ -25,7 +25,7 @@ from engine.ops.params import (
     SnakeParams,
 )
 from engine.ops.reference_ops import ReferenceOps
-from engine.weights.quantize import Weight, quantize, quantize_int4
+from engine.weights.quantize import Weight, quantize, quantize_int4, to_fp8
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -232,12 +232,14 @@ def rope(length: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return angles.cos(), angles.sin()
 
 
+@pytest.mark.parametrize("is_fp8", [False, True], ids=["cache in dtype", "cache in fp8"])
 @pytest.mark.parametrize("together", [False, True])
-def test_paged_attention_and_what_it_writes(fused: Any, dtype: torch.dtype, together: bool) -> None:
+def test_paged_attention_and_what_it_writes(fused: Any, dtype: torch.dtype, together: bool, is_fp8: bool) -> None:
     heads, group, size, page, rows = 2, 2, 32, 16, 5
     qkv = random(rows, heads * (group + 2) * size, dtype=dtype)
     norms = random(size, dtype=dtype), random(size, dtype=dtype)
     cache = random(2, 64, page, heads, size, dtype=dtype)
+    cache = to_fp8(cache) if is_fp8 else cache
     if together:  # positions of one sequence
         tables = torch.arange(1, 11, device=DEVICE, dtype=torch.int32).expand(rows, -1).contiguous()
         positions = torch.arange(70, 70 + rows, device=DEVICE, dtype=torch.int32)
@@ -248,8 +250,10 @@ def test_paged_attention_and_what_it_writes(fused: Any, dtype: torch.dtype, toge
     call = PagedCall(tables, positions, rope(160, size), together)
     found = fused.paged_attention(qkv, norms, EPS, caches[0], call)
     wanted = PLAIN.paged_attention(qkv, norms, EPS, caches[1], call)
-    check(found, wanted, dtype)
-    check(caches[0], caches[1], dtype)
+    tolerance = FP8_TOLERANCE if is_fp8 else TOLERANCE[dtype]
+    check(found, wanted, dtype, tolerance)
+    check(caches[0].to(dtype), caches[1].to(dtype), dtype, tolerance)
+    assert not is_fp8 or not torch.equal(caches[0].view(torch.uint8), cache.view(torch.uint8))
 
 
 def test_paged_attention_never_reads_beyond_its_position(fused: Any) -> None:
