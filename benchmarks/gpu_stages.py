@@ -41,8 +41,8 @@ BLOCK = 16
 
 
 @torch.inference_mode()
-def make_engine(args: argparse.Namespace, device: torch.device) -> Engine:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+def make_engine(args: argparse.Namespace, device: torch.device, dtype: torch.dtype | None = None) -> Engine:
+    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     with tempfile.TemporaryDirectory() as folder:
         model, codec = random_model.build(Path(folder), args.shape, dtype, device)
     if args.precision != "bf16":

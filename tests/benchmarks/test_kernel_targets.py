@@ -1,0 +1,56 @@
+"""Which variant of a kernel a launch is, and what a table of kernels and targets says of those that do not fit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from benchmarks.kernel_targets import Resources, Variant, parse_usage, problems, rows_of, specialize
+
+
+def kernel(*params: str) -> Any:
+    """Parameters by name: upper case is a constant, ``rows`` is not specialized."""
+    made = [
+        SimpleNamespace(name=name, is_constexpr=name.isupper(), do_not_specialize=name == "rows") for name in params
+    ]
+    return SimpleNamespace(
+        arg_names=list(params), params=made, fn=SimpleNamespace(__module__="ops", __name__="product_kernel")
+    )
+
+
+def test_variant_has_what_triton_specializes_on() -> None:
+    product = kernel("x_ptr", "rows", "width", "one", "eps", "BLOCK")
+    x = torch.zeros(64, dtype=torch.bfloat16)
+    found = specialize(product, (x, 16, 48, 1, 1e-6), {"BLOCK": 32, "num_warps": 4})
+    kinds = {"x_ptr": "*bf16", "rows": "i32", "width": "i32", "one": "constexpr", "eps": "fp32", "BLOCK": "constexpr"}
+    assert dict(found.signature) == kinds
+    assert found.constants == ((3, 1), (5, 32))
+    assert found.aligned == (0, 2)
+    assert found.options == (("num_warps", 4),)
+    assert found == specialize(product, (x, 7, 64, 1, 2.0), {"BLOCK": 32, "num_warps": 4})
+    assert found != specialize(product, (x[1:], 16, 48, 1, 1e-6), {"BLOCK": 32, "num_warps": 4})
+
+
+def test_what_does_not_fit_is_named() -> None:
+    small, large = (
+        Variant("ops", "conv_kernel", (("x", "*bf16"), ("M", "constexpr")), ((1, size),), (0,), (("num_warps", 8),))
+        for size in (64, 128)
+    )
+    found = {
+        (small, 86): Resources(48 * 1024, 90, 0),
+        (large, 86): Resources(100 * 1024, 255, 16),
+        (large, 90): Resources(error="CompilationError: no"),
+    }
+    too_large, failed = problems(found)
+    assert too_large.startswith("sm_86 conv_kernel {'M': 128} {'num_warps': 8}: 102400 bytes of shared memory")
+    assert failed.endswith("CompilationError: no")
+    first, second = rows_of(found)
+    assert first | {"variants": 2, "shared": 102_400, "registers": 255, "stack": 16, "spilling": 1, "bad": 1} == first
+    assert (second["target"], second["bad"]) == (90, 1)
+
+
+def test_resource_usage_is_read_from_cuobjdump() -> None:
+    text = "Resource usage:\n Function conv_kernel:\n  REG:168 STACK:24 SHARED:0 LOCAL:0 CONSTANT[0]:612 TEXTURE:0\n"
+    assert parse_usage(text) == (168, 24)
