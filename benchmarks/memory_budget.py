@@ -2,7 +2,8 @@
 
     python -m benchmarks.memory_budget [--shape 1.7b] [--gb 4,6,8,16] [--precision bf16,int4] [--rows 8] [--frames 100]
 
-Random weights of the released shape, written to a folder and loaded as any checkpoint, one process for each engine.
+Random weights of the released shape (``cosyvoice3`` is one, too), written to a folder and loaded as any checkpoint, one
+process for each engine.
 ``used`` is what the device has less than before, CUDA context included: nothing else may use it. On the CPU budgets are
 refused. The last line is JSON.
 """
@@ -26,9 +27,13 @@ from engine.api import FinishReason, RequestFinished, SamplingParams, SpeechChun
 from engine.config import EngineConfig
 from engine.errors import SpeechError
 from engine.load import load_engine
+from engine.models.cosyvoice3.config import CosyVoice3Config
+from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
 from engine.runtime.engine import Engine
+from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 
 GB = 2**30
+COSYVOICE3 = "cosyvoice3"
 TEXT = "It is late, and the rain is cold. "
 
 
@@ -47,6 +52,8 @@ def run_engine(folder: Path, device: str, gb: float, precision: str, rows: int, 
     found["start_s"] = round(time.perf_counter() - start, 1)
     cache = engine.kv.data.nbytes
     found |= {"cache": round(cache / GB, 2), "positions": engine.pool.num_blocks * config.block_size}
+    if isinstance(engine.stage, CosyDecodeStage):
+        found["pages"] = engine.stage.memory.pool.num_blocks
     found |= speak(engine, rows, num_frames)
     free, total = torch.cuda.mem_get_info()
     reserved = torch.cuda.max_memory_reserved()
@@ -77,13 +84,19 @@ def speak(engine: Engine, rows: int, num_frames: int) -> dict[str, Any]:
     }
 
 
+def write_checkpoint(folder: Path, shape: str, device: str) -> Path:
+    if shape == COSYVOICE3:
+        return write_cosyvoice3(folder, CosyVoice3Config())
+    return random_model.write(folder, shape, torch.device(device))
+
+
 def numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="1.7b", choices=list(random_model.SHAPES))
+    parser.add_argument("--shape", default="1.7b", choices=[*random_model.SHAPES, COSYVOICE3])
     parser.add_argument("--gb", type=numbers, default=[4.0, 6.0, 8.0, 16.0])
     parser.add_argument("--precision", type=lambda text: text.split(","), default=["bf16", "int4"])
     parser.add_argument("--rows", type=int, default=8)
@@ -94,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context) as pool:
-            folder = pool.submit(random_model.write, Path(scratch), args.shape, torch.device(args.device)).result()
+            folder = pool.submit(write_checkpoint, Path(scratch), args.shape, args.device).result()
         for precision, gb in product(args.precision, args.gb):
             with ProcessPoolExecutor(1, context) as pool:
                 job = pool.submit(run_engine, folder, args.device, gb, precision, args.rows, args.frames)
