@@ -1,6 +1,6 @@
 """Compute the minimum time of one codec frame: bytes over bandwidth, operations over rate; of an H200 by default.
 
-Assumes perfect overlap inside each phase, none between phases; KV cache in bf16, decoder state carried. No torch.
+Assumes perfect overlap inside each phase, none between phases; decoder state carried. No torch.
 
     python -m benchmarks.roofline     a Markdown table of what smaller GPUs carry, computed and not measured
 """
@@ -15,8 +15,8 @@ from typing import NamedTuple
 BANDWIDTH = 4.3e12
 # bf16 operations a second of a large product.
 RATE = 790e12
-# Of one position.
-KV_BYTES = 114_688
+# Of one position, by the precision of the weights.
+KV_BYTES = {"bf16": 114_688, "fp8": 57_344, "int4": 114_688}
 # Of one position.
 ATTENTION_OPS = 229_376
 PREDICTOR_WEIGHTS = 78.64e6
@@ -46,7 +46,7 @@ class Roofline:
 
     def talker_ms(self, rows: int, context: int) -> float:
         layer_bytes, _ = WEIGHT_BYTES[self.precision]
-        moved = layer_bytes * self.talker + 2 * self.head + rows * context * KV_BYTES
+        moved = layer_bytes * self.talker + 2 * self.head + rows * context * KV_BYTES[self.precision]
         work = rows * (2 * (self.talker + self.head) + ATTENTION_OPS * context)
         return 1000 * max(moved / self.bandwidth, work / self.rate)
 
@@ -79,15 +79,17 @@ class Card(NamedTuple):
     gb: float
     bandwidth: float
     rate: float
+    has_fp8: bool = True
 
 
 CARDS = (
-    Card("RTX 3060", 12, 360e9, 25e12),
+    Card("RTX 3060", 12, 360e9, 25e12, has_fp8=False),
     Card("RTX 4060", 8, 272e9, 30e12),
     Card("RTX 4060 Ti", 16, 288e9, 44e12),
     Card("L4", 24, 300e9, 121e12),
-    Card("A10", 24, 600e9, 125e12),
+    Card("A10", 24, 600e9, 125e12, has_fp8=False),
     Card("RTX 4090", 24, 1008e9, 165e12),
+    Card("A100", 40, 1555e9, 312e12, has_fp8=False),
 )
 GB = 2**30
 # Of 1.7B, measured by ``benchmarks.memory_budget``: weights, the peak while they are loaded, and all else but the cache
@@ -108,7 +110,7 @@ MAX_FRAME_MS = 0.95 * 80
 def streams_by_memory(card: Card, precision: str) -> int:
     left = card.gb - OTHER_GB - BASE_GB - WEIGHTS_GB[precision]
     fits = card.gb - OTHER_GB >= LOAD_GB[precision]
-    return max(0, int(left / (POSITIONS * KV_BYTES / GB))) if fits else 0
+    return max(0, int(left / (POSITIONS * KV_BYTES[precision] / GB))) if fits else 0
 
 
 def streams_by_time(card: Card, precision: str) -> int:
@@ -121,9 +123,15 @@ def streams_by_time(card: Card, precision: str) -> int:
 
 def card_rows() -> Iterator[str]:
     for card in CARDS:
-        found = [(streams_by_memory(card, name), streams_by_time(card, name)) for name in WEIGHTS_GB]
-        cells = " | ".join(f"{min(pair)} ({pair[0]}, {pair[1]})" for pair in found)
+        cells = " | ".join(cell(card, precision) for precision in WEIGHTS_GB)
         yield f"| {card.name}, {card.gb:g} GB | {cells} |"
+
+
+def cell(card: Card, precision: str) -> str:
+    if precision == "fp8" and not card.has_fp8:
+        return "no fp8"
+    by_memory, by_time = streams_by_memory(card, precision), streams_by_time(card, precision)
+    return f"{min(by_memory, by_time)} ({by_memory}, {by_time})"
 
 
 def main() -> None:
