@@ -140,7 +140,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     lazy_graph_capture: bool = False
     # Device of the codec decoder with graphs: cpu, cuda or cuda:N. ``None``: that of the talker.
     decode_device: str | None = None
-    # Weights of talker and code predictor: bf16 or, on CUDA, fp8 or int4, made while loading.
+    # Weights of talker and code predictor: bf16 or, on CUDA, fp8 or int4, made while loading. With fp8 the KV cache of
+    # Qwen3-TTS is fp8, too.
     precision: str = "bf16"
     # Use Triton kernels in the graphs; off runs their plain reference.
     triton_kernels: bool = True
