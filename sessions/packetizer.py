@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -71,13 +72,18 @@ class StreamPacketizer:
         return packets
 
 
+@cache
+def _sample_bytes(to_bytes: Callable[[Pcm], bytes]) -> int:
+    return len(to_bytes(np.zeros(1, np.float32)))
+
+
 class PcmPacketizer:
     """Raw samples of any encoding. What is pushed is converted at once and cut as bytes, the last packet as short as
     it is."""
 
     def __init__(self, to_bytes: Callable[[Pcm], bytes], sample_rate: int) -> None:
         self._to_bytes = to_bytes
-        self._sample_bytes = len(to_bytes(np.zeros(1, np.float32)))
+        self._sample_bytes = _sample_bytes(to_bytes)
         self._packet_bytes = sample_rate * PACKET_MS // 1000 * self._sample_bytes
         self._rest = b""
 

@@ -212,7 +212,7 @@ class Response:
     def _begin_items(self, now: float) -> None:
         left_ms = self._ring.left_ms(now)
         self._read_text()
-        if not self._is_replaying and self._text.must_close_early(left_ms, now):
+        if self._text.must_close_early(left_ms, now) and not self._is_replaying:
             self._text.close_early()
         while self._text.waiting and self._may_begin(self._text.waiting[0], left_ms, now):
             item = self._text.pop()

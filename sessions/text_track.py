@@ -79,8 +79,8 @@ class TextTrack:
         # Early closes so far, and those to be made again.
         self.cuts: list[EarlyCut] = []
         self._cuts_to_make = deque(cuts)
-        # What was read of the text.
-        self._position = EarlyCut(0, 0)
+        # Characters and flushes that were read in all.
+        self._total_chars_read = self._total_flushes_read = 0
         self._gather_next = False
         self._segmenter = Segmenter(segmenter)
         self._words: WordBuffer | IncrementalNormalizer = WordBuffer()
@@ -164,7 +164,7 @@ class TextTrack:
     def close_early(self) -> None:
         """End the open segment with what it has; what comes next gathers into another."""
         self._gather_next = True
-        self.cuts.append(self._position)
+        self.cuts.append(EarlyCut(self._total_chars_read, self._total_flushes_read))
         self._apply(self._segmenter.flush())
 
     def is_ready(self, segment: TextSegment, left_ms: float, now_s: float) -> bool:
@@ -234,7 +234,7 @@ class TextTrack:
             if self._num_chars_read == len(text):
                 self._unread.popleft()
                 self._num_chars_read = 0
-        self._position = EarlyCut(self._position.num_chars + num_chars, self._position.num_flushes)
+        self._total_chars_read += num_chars
         return "".join(texts)
 
     def _apply_mark(self, mark: str | ReadMark) -> None:
@@ -243,7 +243,7 @@ class TextTrack:
             return
         self._end_run()
         if isinstance(mark, FlushItem):
-            self._position = EarlyCut(self._position.num_chars, self._position.num_flushes + 1)
+            self._total_flushes_read += 1
             self.waiting.append(mark)
 
     def _read_markup(self, markup: _MarkupReader, max_chars: int) -> int:

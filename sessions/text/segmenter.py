@@ -15,6 +15,7 @@ from sessions.text.phonemes.respelling import INLINE_PHONEMES, PHONEME_STARTS
 from sessions.text.spans import SpannedText
 from sessions.text.token_cost import TENTHS, token_tenths
 
+_PHONEME_BEGINNINGS = PHONEME_STARTS | INLINE_PHONEMES
 _JOINERS = frozenset("\u200c\u200d")
 # No tokenizer knows longer words: each of their letters counts as a token.
 _LONG_WORD_CHARS = 24
@@ -128,13 +129,17 @@ class Segmenter:
                 self._begin_next()
                 start = place
             held_from = None
-            self._count(character)
+            if self._open_phoneme:
+                self._extend_phoneme(character)
+            else:
+                self._count(character)
         end = len(text) if held_from is None else held_from
         runs.append(_SegmentRun(start, end, is_last=False))
         return runs, end
 
     def _push_space(self, character: str) -> None:
-        self._count_open_phoneme()
+        if self._open_phoneme:
+            self._count_open_phoneme()
         if self._num_chars:
             self._num_chars += self._previous not in WHITE_SPACE
             self._token_tenths += token_tenths(character)
@@ -144,9 +149,10 @@ class Segmenter:
 
     def _ends_before(self, character: str) -> bool:
         ending = self._endings.boundary_before(character)
-        if self._continues_phoneme(character):
-            return False
-        self._count_open_phoneme()
+        if self._open_phoneme:
+            if self._open_phoneme + character in _PHONEME_BEGINNINGS:
+                return False
+            self._count_open_phoneme()
         if not self._num_chars:
             return False
         if ending >= self._needed():
@@ -178,27 +184,19 @@ class Segmenter:
             return True
         return unicodedata.category(character).startswith("M")
 
-    def _continues_phoneme(self, character: str) -> bool:
-        if not self._open_phoneme:
-            return False
-        longer = self._open_phoneme + character
-        return longer in PHONEME_STARTS or longer in INLINE_PHONEMES
-
     def _count_open_phoneme(self) -> None:
         """Count as text what has not become a phoneme."""
         letters, self._open_phoneme = self._open_phoneme[1:], ""
         for letter in letters:
-            self._count_text(letter)
+            self._count(letter)
 
-    def _count(self, character: str) -> None:
-        if not self._continues_phoneme(character):
-            self._count_text(character)
-            self._open_phoneme = "[" if character == "[" and self._settings.reads_phonemes else ""
-            return
+    def _extend_phoneme(self, character: str) -> None:
         self._previous = character
         self._open_phoneme = "" if character == "]" else self._open_phoneme + character
 
-    def _count_text(self, character: str) -> None:
+    def _count(self, character: str) -> None:
+        if character == "[" and self._settings.reads_phonemes:
+            self._open_phoneme = character
         self._num_chars += self._weight(character)
         self._token_tenths += self._tenths(character)
         self._previous = character
