@@ -61,8 +61,10 @@ def voice_server(num_gateways: int, grace_s: float = 30.0) -> Iterator[tuple[sub
     command += ["--set", f"limits.resume_grace_s={grace_s}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        yield process, wire_address(process.stdout).removesuffix("/v1/speech")
-        process.terminate()
+        try:
+            yield process, wire_address(process.stdout).removesuffix("/v1/speech")
+        finally:
+            process.terminate()
 
 
 @contextmanager
@@ -122,7 +124,8 @@ async def cut_connections(url: str, args: argparse.Namespace) -> dict[str, objec
     listeners = await run_rounds(create, args)
     found = latencies(listeners)
     if isinstance(whole.audio, ReceivedOpus):
-        audios = [one.audio for one in listeners if isinstance(one.audio, ReceivedOpus)]
+        completed = [one.audio for one in listeners if one.status == "completed"]
+        audios = [audio for audio in completed if isinstance(audio, ReceivedOpus)]
         found |= judge_opus(audios, whole.audio, text, args)
     return found
 
