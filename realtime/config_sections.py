@@ -147,7 +147,7 @@ class SpeechDefaults(SettingsSection, frozen=True):
         "opus"
     )
     sample_rate: Annotated[int, Meta(ge=8_000, le=48_000, description="Default sample rate in Hz.")] = 24_000
-    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Default bitrate of Opus in bit/s.")] = 64_000
+    bitrate: Annotated[int, Meta(ge=6_000, le=510_000, description="Default bitrate of Opus in bit/s.")] = 76_000
     opus_application: Annotated[
         Literal["voip", "audio"],
         Meta(

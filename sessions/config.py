@@ -43,8 +43,8 @@ class AudioFormat:
     packet_ms: int = 20
     # Bits a second. Opus: 6,000 to 510,000; MP3 and AAC: as far as the rate allows (docs/design/audio.md).
     bitrate: int = 32_000
-    # 0 (least work) to 10 (best sound for its bits).
-    complexity: int = 5
+    # 0 (least work) to 10 (best sound for its bits). ``None``: what suits application and bitrate.
+    complexity: int | None = None
     # ``audio`` is a third of the work, and as good as ``voip`` with half the bits (docs/design/audio.md). Below 64,000
     # bits, or with ``fec``, it is ``voip`` all the same.
     application: Literal["voip", "audio"] = "voip"

@@ -36,7 +36,7 @@ FRAME_MESSAGE_MS = 80
 MESSAGES_IN_LEAD = 8
 # Sent audio that a resumable response retains at most.
 RESUME_WINDOW_S = 30
-RESUME_WINDOW_BYTES = 262_144
+RESUME_WINDOW_BYTES = 294_912
 
 
 @dataclass(frozen=True, slots=True)

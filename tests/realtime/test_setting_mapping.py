@@ -15,6 +15,7 @@ from realtime.protocol import events as ev
 from realtime.protocol.model import RequestedFormat, SpeechOptions
 from realtime.server import registry_limits
 from realtime.setting_mapping import default_settings, speech_settings, wire_settings
+from sessions.audio.formats.registry import opus_complexity
 from sessions.config import AudioFormat, Encoding, RegistryLimits, SessionLimits, SpeechSettings
 from sessions.errors import UnsupportedFormat
 from tests.fakes.engine_script import FAKE_INFO
@@ -93,7 +94,14 @@ def test_pace(given: ev.NativeSpeechSettings, base_ms: int | None, lead_ms: int 
     ],
 )
 def test_settings_survive_round_trip_through_client(settings: SpeechSettings) -> None:
-    assert merged(wire_settings(settings), SpeechSettings()) == settings
+    assert merged(wire_settings(settings), SpeechSettings()) == with_complexity(settings)
+
+
+def with_complexity(settings: SpeechSettings) -> SpeechSettings:
+    """The wire gives the complexity that Opus has."""
+    audio = settings.format
+    is_opus = audio.encoding is Encoding.OPUS
+    return replace(settings, format=replace(audio, complexity=opus_complexity(audio))) if is_opus else settings
 
 
 def test_the_servers_defaults() -> None:
@@ -115,7 +123,7 @@ def test_layout_frames_and_sampling_reach_session() -> None:
     assert settings.sampling == SamplingParams(
         do_sample=False, repetition_window=5, predictor_do_sample=True, min_new_tokens=3
     )
-    assert merged(wire_settings(settings), SpeechSettings()) == settings
+    assert merged(wire_settings(settings), SpeechSettings()) == with_complexity(settings)
 
 
 def test_sessions_have_the_limits_of_the_settings() -> None:

@@ -267,6 +267,20 @@ def test_which_application_is_taken(audio: AudioFormat, application: OpusApplica
     assert opus_settings(audio).application is application
 
 
+@pytest.mark.parametrize(
+    ("audio", "complexity"),
+    [
+        (AudioFormat(application="audio", bitrate=76_000), 0),
+        (AudioFormat(application="audio", bitrate=75_999), 5),
+        (AudioFormat(application="audio", bitrate=76_000, fec=True), 5),
+        (AudioFormat(bitrate=76_000), 5),
+        (AudioFormat(application="audio", bitrate=76_000, complexity=3), 3),
+    ],
+)
+def test_which_complexity_is_taken(audio: AudioFormat, complexity: int) -> None:
+    assert opus_settings(audio).complexity == complexity
+
+
 def test_its_packets_hold_every_sample_in_its_place() -> None:
     settings = opus_settings(AudioFormat(application="audio", bitrate=64_000))
     pcm = np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000).astype(np.float32) * 0.3 + noise(24_000) * 0.001
