@@ -118,7 +118,8 @@ class Session:
         response = Response(params, self._services, account, self._text_queue, on_text, on_end)
         self._active.add(response)
         self._responses[response_id] = response
-        self._prefetch(settings)
+        if not text_closed:  # else its request is on the way at once
+            self._prefetch(settings)
         response.start(text, text_closed)
         return response
 

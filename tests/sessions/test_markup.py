@@ -252,7 +252,7 @@ async def test_voice_and_language_change_within_a_response(registry: SessionRegi
         ("ada", "auto", "Hi Ben."), ("ben", "auto", "Hi Ada."), ("ben", "de", "Servus."), ("ada", "auto", "So.")
     ]  # fmt: skip
     assert reading.done.status is ResponseStatus.COMPLETED
-    assert engine.prefetched[:2] == ["ada", "ada"]
+    assert engine.prefetched[:2] == ["ada", "ben"]
 
 
 async def test_unknown_voice_is_told_and_the_text_is_spoken(registry: SessionRegistry, engine: RecordingEngine):
