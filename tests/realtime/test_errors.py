@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -86,7 +87,7 @@ def test_capacity_is_worth_another_try(code: str) -> None:
     assert RequestRefused(code, "m").info.retryable == (code not in ("limit_exceeded", "quota_exceeded"))
 
 
-TABLE = Path(__file__).parents[1] / "vectors" / "error_bodies.jsonl"
+TABLE = Path(__file__).parents[1] / "vectors" / "error_bodies.jsonl.xz"
 Shape = Callable[[ErrorInfo], Any]
 
 
@@ -165,9 +166,9 @@ def bodies() -> Iterator[dict[str, Any]]:
 
 
 def test_bodies_of_every_code_are_as_recorded() -> None:
-    recorded = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    recorded = [json.loads(line) for line in lzma.decompress(TABLE.read_bytes()).splitlines()]
     assert list(bodies()) == recorded, "if this change is meant: python -m tests.realtime.test_errors"
 
 
 if __name__ == "__main__":
-    TABLE.write_text("".join(json.dumps(entry) + "\n" for entry in bodies()), encoding="utf-8")
+    TABLE.write_bytes(lzma.compress("".join(json.dumps(entry) + "\n" for entry in bodies()).encode()))
