@@ -6,8 +6,8 @@
 A text of 67 words comes word by word, as it is (``plain``) or through the normalizer (``normalized``):
 
 * ``delta``: per text delta, from its arrival to the segments that are made of it.
-* ``response``: per response over the scripted engine, which stays silent: from its creation until the engine has all
-  the text.
+* ``response``: per response over the scripted engine: from its creation until all deltas are pushed and the engine has
+  the first segment. The engine stays silent, so later segments are never submitted.
 
 Figures are lower quartiles in microseconds of this thread's processor time: other work on the cores makes single rounds
 slower and none faster. The last line is JSON.
@@ -28,14 +28,15 @@ from sessions.registry import SessionRegistry
 from sessions.session import Session
 from sessions.text_track import TextSegment, TextTrack
 from sessions.timeline import ResponseTimeline
-from tests.fakes.engine import SAMPLE_RATE, FakeScript, FakeSpeechEngine
-from tests.sessions.conftest import BURST, LIMITS
+from tests.fakes.engine import SAMPLE_RATE, FakeScript
+from tests.sessions.conftest import BURST, LIMITS, RecordingEngine
 
 TEXT = (
     "The next train leaves at 5:30 pm from platform 12, and it takes about 2 hours. Please have your ticket ready "
     "when you get on, because the doors close a minute before. If you are late, the one after it goes at 7:15 and "
     "costs $23 more. You can change your seat until the evening, for 3% of the price. Have a good trip, and thank you."
 )
+FIRST_SEGMENT_END = "the doors close a minute before."
 DELTAS = [f"{word} " for word in TEXT.split(" ")]
 SILENT = FakeScript(first_chunk_s=3_600.0)
 MAX_READ_CHARS = 500
@@ -63,7 +64,8 @@ def read_on(track: TextTrack) -> None:
             track.pop()
 
 
-async def time_response(session: Session) -> float:
+async def time_response(session: Session, engine: RecordingEngine) -> float:
+    engine.ever.clear()
     start_s = time.thread_time()
     response = session.create_response()
     for delta in DELTAS:
@@ -72,6 +74,8 @@ async def time_response(session: Session) -> float:
     response.end_input()
     await asyncio.sleep(0)
     elapsed_s = time.thread_time() - start_s
+    [text] = engine.texts
+    assert text.endswith(FIRST_SEGMENT_END), text
     response.cancel()
     await response.released()
     return elapsed_s
@@ -79,11 +83,11 @@ async def time_response(session: Session) -> float:
 
 async def time_responses(normalize: bool, num_rounds: int) -> float:
     """Lower quartile of the rounds, in seconds."""
-    engine = FakeSpeechEngine(SILENT)
+    engine = RecordingEngine(SILENT)
     await engine.start()
     registry = SessionRegistry(engine, LIMITS)
     session = registry.create(settings=replace(BURST, normalize_text=normalize))
-    times_s = [await time_response(session) for _ in uncollected(num_rounds)]
+    times_s = [await time_response(session, engine) for _ in uncollected(num_rounds)]
     await registry.aclose()
     await engine.aclose()
     return lower_quartile(times_s)
