@@ -76,20 +76,20 @@ CHANGES: dict[str, Attack] = {
     "gain_plus_6db": lambda pcm: np.clip(pcm * np.float32(2), -1, 1),
     "gain_minus_6db": lambda pcm: s16_to_float(float_to_s16(pcm / 2)),
 }
-# What is cut of which change, at the detector's rate.
+# What is cut of which change, after it, at the detector's rate.
 CUTS: dict[str, tuple[str, Attack]] = {
     "cut_start_of_1.3_s": ("clean", lambda pcm: pcm[20_671:]),
     "cut_middle_of_1_s": ("clean", lambda pcm: np.concatenate([pcm[:40_007], pcm[56_007:]])),
     "first_6.5_s": ("clean", FIRST),
-    "opus_16k_6.5_s": ("opus_16k", FIRST),
-    "noise_20db_6.5_s": ("noise_20db", FIRST),
-    "mulaw_8khz_6.5_s": ("mulaw_8khz", FIRST),
+    "first_6.5_s_of_opus_16k": ("opus_16k", FIRST),
+    "first_6.5_s_of_noise_20db": ("noise_20db", FIRST),
+    "first_6.5_s_of_mulaw_8khz": ("mulaw_8khz", FIRST),
     "first_2_s": ("clean", cut(0, 2)),
     "from_1_s_2_s": ("clean", cut(1, 3)),
     "first_3_s": ("clean", cut(0, 3)),
     "first_5_s": ("clean", cut(0, 5)),
-    "opus_16k_2_s": ("opus_16k", cut(1, 3)),
-    "noise_20db_3_s": ("noise_20db", cut(1, 4)),
+    "from_1_s_2_s_of_opus_16k": ("opus_16k", cut(1, 3)),
+    "from_1_s_3_s_of_noise_20db": ("noise_20db", cut(1, 4)),
 }
 ATTACKS = (*CHANGES, *CUTS)
 
