@@ -49,7 +49,7 @@ class StyleResolver:
             has_voice=self._find_voice,
             find_language=self._find_language,
             takes_emotion=self._takes_emotion,
-            reads_phonemes=self._services.engine.info.reads_phonemes,
+            reads_phonemes=reads_phonemes(self._settings, self._services.engine.info),
             speakers=self._settings.speakers,
         )
 
@@ -114,6 +114,11 @@ def normalizes_text(settings: SpeechSettings, info: EngineInfo) -> bool:
     return info.normalize_text if settings.normalize_text is None else settings.normalize_text
 
 
+def reads_phonemes(settings: SpeechSettings, info: EngineInfo) -> bool:
+    """Return whether phonemes reach the model as they are; the normalizer would change them."""
+    return info.reads_phonemes and not normalizes_text(settings, info)
+
+
 def create_text_track(
     settings: SpeechSettings,
     styles: StyleResolver | None,
@@ -125,7 +130,7 @@ def create_text_track(
     return TextTrack(
         timeline,
         normalizes_text(settings, info),
-        SegmenterSettings(max_segment_tokens=info.max_text_tokens, reads_phonemes=info.reads_phonemes),
+        SegmenterSettings(max_segment_tokens=info.max_text_tokens, reads_phonemes=reads_phonemes(settings, info)),
         DeadAirRule(enabled=settings.avoid_dead_air),
         create_parser(settings, styles, info),
         cuts,
@@ -139,7 +144,7 @@ def create_parser(settings: SpeechSettings, styles: StyleResolver | None, info: 
     parser = SsmlParser(None if styles is None else styles.context, create_tokenizer(settings))
     if not settings.lexicons:
         return parser
-    return LexiconReader(parser, settings.lexicons, settings.language, info.reads_phonemes)
+    return LexiconReader(parser, settings.lexicons, settings.language, reads_phonemes(settings, info))
 
 
 def create_tokenizer(settings: SpeechSettings) -> TagTokenizer:

@@ -14,7 +14,7 @@ from itertools import chain
 from sessions.checkpoint import EarlyCut
 from sessions.clock import is_due
 from sessions.text.dead_air import DeadAirRule, TextPace
-from sessions.text.normalizer import IncrementalNormalizer, NormalizerSettings
+from sessions.text.normalizer import IncrementalNormalizer
 from sessions.text.segmenter import SegmentEnd, Segmenter, SegmenterSettings, SegmentEvent
 from sessions.text.spans import SpannedText
 from sessions.text.ssml.items import BreakItem, MarkItem, MarkupItem, MarkupParser, StyleItem
@@ -83,10 +83,7 @@ class TextTrack:
         self._total_chars_read = self._total_flushes_read = 0
         self._gather_next = False
         self._segmenter = Segmenter(segmenter)
-        self._words: WordBuffer | IncrementalNormalizer = WordBuffer()
-        if normalize:
-            reads_phonemes = segmenter is not None and segmenter.reads_phonemes
-            self._words = IncrementalNormalizer(NormalizerSettings(reads_phonemes=reads_phonemes))
+        self._words: WordBuffer | IncrementalNormalizer = IncrementalNormalizer() if normalize else WordBuffer()
         # Warnings about markup that were not taken yet.
         self.warnings: list[MarkupWarning] = []
         self._markup = None if parser is None else _MarkupReader(parser)

@@ -7,27 +7,21 @@ cut.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sessions.text.block_splitter import BlockEvent, BlockLimits, BlockSplitter, BlockStart, TextBlock
 from sessions.text.lookahead import needs_next_word
 from sessions.text.markup import LineKind, closes_fence, line_kind
-from sessions.text.phonemes.respelling import INLINE_PHONEME
 from sessions.text.spans import SpannedText
 from sessions.text.verbalizer import verbalize
 from sessions.text.word_joiner import WordJoiner
-
-_PHONEMES = re.compile(rf"((?:{INLINE_PHONEME})+)")
 
 
 @dataclass(frozen=True, slots=True)
 class NormalizerSettings:
     # Whether what stands between ``` lines is said.
     speak_code_blocks: bool = False
-    # Phonemes in brackets, such as ``[K][AE1][T]``, stay as they are: the model reads them.
-    reads_phonemes: bool = False
     blocks: BlockLimits = field(default_factory=BlockLimits)
 
 
@@ -42,7 +36,7 @@ class IncrementalNormalizer:
     def __init__(self, settings: NormalizerSettings | None = None) -> None:
         settings = settings or NormalizerSettings()
         self._blocks = BlockSplitter(needs_next_word, settings.blocks)
-        self._reader = _LineReader(settings)
+        self._reader = _LineReader(settings.speak_code_blocks)
         self._joiner = WordJoiner()
         self._raw_end = 0
 
@@ -88,8 +82,8 @@ class IncrementalNormalizer:
 class _LineReader:
     """Knows what kind of line it is in, and the word before."""
 
-    def __init__(self, settings: NormalizerSettings) -> None:
-        self._settings = settings
+    def __init__(self, say_code_blocks: bool) -> None:
+        self._say_code_blocks = say_code_blocks
         self._kind: LineKind | None = None
         self._in_fence = False
         self._previous_word = ""
@@ -97,7 +91,7 @@ class _LineReader:
     @property
     def silent(self) -> bool:
         """True while the line has no speakable text."""
-        return self._kind is LineKind.FENCE or (self._in_fence and not self._settings.speak_code_blocks)
+        return self._kind is LineKind.FENCE or (self._in_fence and not self._say_code_blocks)
 
     def read(self, block: TextBlock) -> str:
         text = block.text
@@ -109,17 +103,9 @@ class _LineReader:
             self._in_fence = False
         if self.silent:
             return ""
-        spoken = self._verbalize(text)
+        spoken = verbalize(text, self._previous_word)
         self._previous_word = text.rpartition(" ")[2]
         return spoken
-
-    def _verbalize(self, text: str) -> str:
-        if not self._settings.reads_phonemes:
-            return verbalize(text, self._previous_word)
-        # Every other piece is phonemes.
-        pieces = _PHONEMES.split(text)
-        pieces[::2] = [verbalize(piece, self._previous_word) for piece in pieces[::2]]
-        return "".join(pieces)
 
     def end_line(self) -> bool:
         """Return whether the line, or with an empty line the paragraph, ends a sentence."""

@@ -43,12 +43,11 @@ class WordBuffer:
 class WordJoiner:
     """Puts words and marks in a row: one space between words, one mark behind a word.
 
-    ``¦`` is a pause that needs no mark of its own: a comma if another word follows. Phonemes in brackets are a word.
+    ``¦`` is a pause that needs no mark of its own: a comma if another word follows.
     """
 
     _TOKEN = re.compile(
-        r"(?P<word>[A-Za-z]+(?:['-][A-Za-z]+)*|(?:\[[A-Z]+[0-2]?\])+)|(?P<pause>¦)"
-        r"|(?P<marks>[.,;:!?](?:[\s\"')\]}]*[.,;:!?])*)"
+        r"(?P<word>[A-Za-z]+(?:['-][A-Za-z]+)*)|(?P<pause>¦)|(?P<marks>[.,;:!?](?:[\s\"')\]}]*[.,;:!?])*)"
     )
     _BY_STRENGTH = "?!.:;,"
 

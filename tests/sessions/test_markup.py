@@ -462,17 +462,14 @@ async def test_marks_and_warnings_are_sent_again_after_a_lost_connection(registr
     assert [event for event in after if isinstance(event, MarkReached | MarkupWarned)] == kinds
 
 
-@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("reads_phonemes", [False, True])
-async def test_phonemes_reach_the_engine_as_its_model_reads_them(
-    engine: RecordingEngine, reads_phonemes: bool, normalize: bool
-):
+async def test_phonemes_reach_the_engine_as_its_model_reads_them(engine: RecordingEngine, reads_phonemes: bool):
     engine._info = msgspec.structs.replace(engine.info, reads_phonemes=reads_phonemes)
     registry = SessionRegistry(engine, LIMITS, make_aligner=UniformAligner)
     lexicon = Lexicon.from_entries([LexiconEntry(text="gif", phoneme="dʒɪf")])
     text = 'A gif of a <phoneme alphabet="cmu" ph="K AE1 T">dog</phoneme>.'
-    reading = await say(registry, text, replace(SSML, lexicons=(lexicon,), word_times=True, normalize_text=normalize))
-    plain = await say(registry, "A gif.", replace(BURST, lexicons=(lexicon,), normalize_text=normalize))
+    reading = await say(registry, text, replace(SSML, lexicons=(lexicon,), word_times=True))
+    plain = await say(registry, "A gif.", replace(BURST, lexicons=(lexicon,)))
     await registry.aclose()
     jif, cat = ("[JH][IH1][F]", "[K][AE1][T]") if reads_phonemes else ("jif", "katt")
     assert [request.text for request in engine.requests] == [f"A {jif} of a {cat}.", f"A {jif}."]

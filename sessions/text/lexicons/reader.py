@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from sessions.text.lexicons.lexicon import MAX_WRITTEN_CHARS, TOKEN, Lexicon, LexiconMatch
-from sessions.text.phonemes.respelling import INLINE_PHONEME, INLINE_PHONEMES, PHONEME_STARTS
+from sessions.text.phonemes.respelling import INLINE_PHONEMES, PHONEME_STARTS
 from sessions.text.spans import EMPTY, SpannedText
 from sessions.text.ssml.items import MarkupItem, MarkupParser, StyleItem
 from sessions.text.ssml.tokens import HiddenToken, MarkupWarning, TextToken, text_tokens
 
-_TOKEN_OR_PHONEME = re.compile(rf"{INLINE_PHONEME}|{TOKEN.pattern}", re.DOTALL)
+_PHONEME_NAMES = "|".join(sorted(phoneme.strip("[]") for phoneme in INLINE_PHONEMES))
+_TOKEN_OR_PHONEME = re.compile(rf"\[(?:{_PHONEME_NAMES})\]|{TOKEN.pattern}", re.DOTALL)
 _MAX_START_CHARS = max(map(len, PHONEME_STARTS))
 
 

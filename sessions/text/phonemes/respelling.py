@@ -79,7 +79,6 @@ _EXCEPTIONS = {
 _NAMES = [*CONSONANTS, *(vowel + stress for vowel in VOWELS for stress in ("", *"012"))]
 INLINE_PHONEMES = frozenset(f"[{name}]" for name in _NAMES)
 PHONEME_STARTS = frozenset(phoneme[:end] for phoneme in INLINE_PHONEMES for end in range(1, len(phoneme)))
-INLINE_PHONEME = rf"\[(?:{'|'.join(sorted(_NAMES))})\]"
 
 
 class SpelledPhonemes(NamedTuple):

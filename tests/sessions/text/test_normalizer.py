@@ -172,12 +172,6 @@ def test_something_speakable(text: str) -> None:
     assert speakable(text)
 
 
-def test_phonemes_stay_for_models_that_read_them() -> None:
-    text = "12 cats: [K][AE1][T][S]. Not [B2]."
-    assert normalize(text, NormalizerSettings(reads_phonemes=True)) == "twelve cats: [K][AE1][T][S]. Not B two."
-    assert "[" not in normalize(text)
-
-
 def test_code_blocks_are_spoken_on_request() -> None:
     text = "Look:\n```python\nx = 1\n```\nDone"
     assert normalize(text) == "Look: Done"
