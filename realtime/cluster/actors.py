@@ -23,6 +23,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from realtime.cluster.config import ClusterConfig
 from realtime.cluster.coordinator import Coordinator
 from realtime.cluster.door import DoorReplica
+from realtime.cluster.leaving_nodes import LeaveAnswer, LeavingNodes
 from realtime.cluster.replica import Members, ProcessReplica, ReplicaSpec
 from realtime.cluster.scaling import Autoscaler, Kind, ReplicaStatus, plan
 from realtime.version import VERSION
@@ -40,8 +41,8 @@ CALL_TIMEOUT_S = 10.0
 MAX_PAUSE_S = 30.0
 # In place of the generation of replicas whose node is about to end.
 LEAVING = "leaving"
-# Time for the successors of these to start; then they drain anyway.
-MAX_LEAVE_S = 60.0
+# Time after its last call for which a node beyond its drain still counts as about to end.
+LEAVE_MARGIN_S = 120.0
 NODE_LABEL = "ray.io/node-id"
 # Ray's own resource of the head node; the door has one address.
 HEAD_NODE = {"node:__internal_head__": 0.001}
@@ -119,10 +120,12 @@ class ReplicaActor:
 class Member:
     """A replica as the controller knows it."""
 
-    def __init__(self, handle: Any, status: ReplicaStatus) -> None:
+    def __init__(self, handle: Any, status: ReplicaStatus, avoided: Sequence[str] = ()) -> None:
+        """Ray places it on none of the ``avoided`` nodes."""
         self.handle = handle
         self.status = status
         self.has_reported = False
+        self._avoided = avoided
         self.heard_s = time.monotonic()
         # A report that is under way.
         self.pending: Any = None
@@ -131,6 +134,10 @@ class Member:
     def is_silent(self) -> bool:
         """One that Ray has not placed yet is not."""
         return self.has_reported and time.monotonic() - self.heard_s > SILENT_S
+
+    def may_run_on(self, node: str) -> bool:
+        """Return whether it runs on a node, or did not report yet and may be there."""
+        return self.status.node == node if self.has_reported else node not in self._avoided
 
 
 class Controller:
@@ -146,8 +153,8 @@ class Controller:
         self._errors: dict[str, str] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
         self._is_stopping = False
-        # Nodes that are about to end, by id, and when each was named first.
-        self._leaving: dict[str, float] = {}
+        self._has_adopted = False
+        self._leaving = LeavingNodes(self._config.drain_timeout_s + LEAVE_MARGIN_S)
         self._scalers = {
             "engine": self._autoscaler(self._config.engine.min_replicas, self._config.engine.max_replicas),
             "gateway": self._autoscaler(self._config.gateway.min_replicas, self._config.gateway.max_replicas),
@@ -170,22 +177,28 @@ class Controller:
         self._is_stopping = True
 
     def leave(self, node: bytes) -> bytes:
-        """Replace the replicas of a node but the door, and start none there. Returns how many still run."""
+        """Replace the replicas of a node but the door, and start none there."""
         name = msgspec.json.decode(node, type=str)
-        self._leaving.setdefault(name, time.monotonic())
-        statuses = [member.status for member in list(self._members.values())]
-        return msgspec.json.encode(sum(one.node == name and one.kind != "door" for one in statuses))
+        if not alive_nodes() - {name}:
+            return msgspec.json.encode(LeaveAnswer(error="no other machine runs: use `cluster down`"))
+        self._leaving.add(name, time.monotonic())
+        members = [member for member in list(self._members.values()) if member.status.kind != "door"]
+        num_running = sum(member.may_run_on(name) for member in members)
+        return msgspec.json.encode(LeaveAnswer(num_running=num_running if self._has_adopted else None))
 
     def _autoscaler(self, minimum: int, maximum: int) -> Autoscaler:
         return Autoscaler(minimum, maximum, self._config.target_utilization, self._config.scale_down_delay_s)
 
     def _run(self) -> None:
         self._adopt()
+        self._has_adopted = True
         self._start_coordinator()
         while True:
             try:
                 self._poll(self._known_members())
                 self._wanted = self._count_wanted()
+                if any(self._leaving):
+                    self._leaving.forget(alive_nodes(), time.monotonic())
                 for kind in KINDS:
                     self._step(kind)
             except Exception:  # the loop is all that keeps the cluster
@@ -289,7 +302,7 @@ class Controller:
         return wanted
 
     def _step(self, kind: Kind) -> None:
-        replicas = [self._as_planned(one) for one in self._of(kind)]
+        replicas = [self._mark_leaving(one) for one in self._of(kind)]
         steps = plan(replicas, self._wanted.get(kind, 0), self._generations[kind])
         overdue = [one.name for one in replicas if one.state != "draining" and self._is_overdue(one)]
         if to_drain := {*steps.to_drain, *overdue}:
@@ -320,6 +333,7 @@ class Controller:
 
     def _start(self, kind: Kind) -> None:
         name = f"{kind}-{self._generations[kind]}-{secrets.token_hex(3)}"
+        avoided = () if kind == "door" else tuple(self._leaving)
         spec = ReplicaSpec(
             name=name,
             kind=kind,
@@ -333,26 +347,31 @@ class Controller:
             lifetime="detached",
             max_concurrency=4,
             **resources(self._config, kind),
-            **self._elsewhere(kind),
+            **avoid(avoided),
         )
         self._members[name] = Member(
             actor.remote(msgspec.json.encode(spec), self._namespace),
             ReplicaStatus(name=name, kind=kind, generation=spec.generation),
+            avoided,
         )
 
-    def _as_planned(self, one: ReplicaStatus) -> ReplicaStatus:
-        """On a node that is about to end, a replica but the door counts as outdated, so that it is replaced in turn."""
+    def _mark_leaving(self, one: ReplicaStatus) -> ReplicaStatus:
+        """Count a replica but the door as outdated on a node that is about to end, so that it is replaced in turn."""
         is_leaving = one.node in self._leaving and one.kind != "door"
         return msgspec.structs.replace(one, generation=LEAVING) if is_leaving else one
 
     def _is_overdue(self, one: ReplicaStatus) -> bool:
         """Return whether a leaving replica waits for its successor no longer."""
-        return one.generation == LEAVING and time.monotonic() - self._leaving[one.node] > MAX_LEAVE_S
+        return one.generation == LEAVING and self._leaving.is_overdue(one.node, time.monotonic())
 
-    def _elsewhere(self, kind: Kind) -> dict[str, Any]:
-        """Options that place a replica on no node that is about to end."""
-        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] in self._leaving]
-        return {} if kind == "door" or not nodes else {"label_selector": {NODE_LABEL: f"!in({','.join(nodes)})"}}
+
+def alive_nodes() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def avoid(nodes: Sequence[str]) -> dict[str, Any]:
+    """Return options that place an actor on none of the nodes."""
+    return {"label_selector": {NODE_LABEL: f"!in({','.join(nodes)})"}} if nodes else {}
 
 
 def resources(config: ClusterConfig, kind: Kind) -> dict[str, Any]:

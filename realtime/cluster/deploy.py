@@ -1,4 +1,4 @@
-"""What ``voicewire cluster up | status | down`` do: connect to Ray, and start, ask and stop the controller."""
+"""What ``voicewire cluster up | status | down | leave`` do: connect to Ray, and start, ask and stop the controller."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from realtime.cluster.actors import (
     replica_names,
 )
 from realtime.cluster.config import ClusterConfig
+from realtime.cluster.leaving_nodes import LeaveAnswer
 
 POLL_S = 0.5
 NAME_TIMEOUT_S = 30.0
@@ -109,16 +110,30 @@ def down(name: str, timeout_s: float) -> None:
 def leave(name: str, timeout_s: float) -> None:
     """Replace the replicas of this machine by others elsewhere.
 
-    Raises ``ClusterError`` if one still runs after ``timeout_s``."""
+    Raises ``ClusterError`` if one still runs after ``timeout_s``, and where there is no other machine.
+    """
     if (controller := find_controller(name)) is None:
         raise ClusterError(f"no cluster {name!r} runs here")
     node = msgspec.json.encode(ray.get_runtime_context().get_node_id())
+    wait_until(has_left(lambda: call(controller.leave, node)), timeout_s, "replicas of this machine still drain")
 
-    def is_empty() -> bool:
-        # Each call says it again: a new controller knows no leaving nodes.
-        return msgspec.json.decode(call(controller.leave, node), type=int) == 0
 
-    wait_until(is_empty, timeout_s, "replicas of this machine still drain")
+def has_left(ask: Callable[[], bytes]) -> Callable[[], bool]:
+    """Return a condition that asks the controller each time: a new one knows no leaving nodes.
+
+    It is met by two answers in a row without a replica. At the first one a replica may be just starting.
+    """
+    num_empty = 0
+
+    def is_met() -> bool:
+        nonlocal num_empty
+        answer = msgspec.json.decode(ask(), type=LeaveAnswer)
+        if answer.error:
+            raise ClusterError(answer.error)
+        num_empty = num_empty + 1 if answer.num_running == 0 else 0
+        return num_empty == 2
+
+    return is_met
 
 
 def wait_until_ready(name: str, timeout_s: float) -> ClusterStatus:

@@ -169,11 +169,17 @@ def another_machine() -> Iterator[None]:
 async def test_machine_that_leaves_cuts_nothing(open_cluster):
     """Its replicas drain, and others start on the other machine. The door stays."""
     from realtime.cluster import deploy
+    from realtime.cluster.actors import alive_nodes
 
     with ExitStack() as machines:
         async with open_cluster(gateway=two_gateways()) as cluster, load(cluster.url, num_callers=8) as work:
             [left] = {one.node for one in await cluster.replicas()}
+            with pytest.raises(deploy.ClusterError, match="no other machine"):
+                await asyncio.to_thread(deploy.leave, cluster.config.name, READY_S)
             machines.enter_context(another_machine())
+            async with asyncio.timeout(READY_S):
+                while len(alive_nodes()) < 2:
+                    await asyncio.sleep(0.2)
             await asyncio.to_thread(deploy.leave, cluster.config.name, READY_S)
             await cluster.ready()
             gateways, engines, doors = [await cluster.replicas(kind) for kind in ("gateway", "engine", "door")]
