@@ -112,6 +112,8 @@ def leave(name: str, timeout_s: float) -> None:
 
     Raises ``ClusterError`` if one still runs after ``timeout_s``, and where there is no other machine.
     """
+    if os.environ.get("RAY_ADDRESS", "").startswith("ray://"):
+        raise ClusterError("`cluster leave` cannot use a RAY_ADDRESS with ray://: the client's node is another machine")
     if (controller := find_controller(name)) is None:
         raise ClusterError(f"no cluster {name!r} runs here")
     node = msgspec.json.encode(ray.get_runtime_context().get_node_id())

@@ -79,6 +79,15 @@ def test_two_empty_answers_in_a_row_end_it() -> None:
         has_left(lambda: msgspec.json.encode(LeaveAnswer(error="alone")))()
 
 
+@pytest.mark.cluster("ray")
+def test_a_client_on_another_machine_cannot_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    from realtime.cluster import deploy
+
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(deploy.ClusterError, match="ray://"):
+        deploy.leave("c", 1.0)
+
+
 def test_nodes_are_forgotten_when_they_end_or_stay() -> None:
     nodes = LeavingNodes(keep_s=100)
     for node, named_s in (("stays", 0), ("ended", 0), ("leaves", 0), ("leaves", 90)):
