@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 from realtime.cluster.config import ClusterConfig, load_cluster_config
+from realtime.cluster.leaving_nodes import MAX_LEAVE_S
 from realtime.config import ConfigError
 
 WRONG_SETTINGS = 2
+# Time for the controller's steps around a drain.
+LEAVE_SLACK_S = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,4 +81,4 @@ def down(config: ClusterConfig, args: argparse.Namespace) -> None:
 def leave(config: ClusterConfig, args: argparse.Namespace) -> None:
     from realtime.cluster import deploy
 
-    deploy.leave(config.name, config.drain_timeout_s + 60)
+    deploy.leave(config.name, config.drain_timeout_s + MAX_LEAVE_S + LEAVE_SLACK_S)
