@@ -11,7 +11,6 @@ import msgspec
 from engine.api import SamplingParams, TextLayout
 from realtime.config_sections import SpeechDefaults
 from realtime.protocol import events as ev
-from sessions.audio.formats.registry import opus_complexity
 from sessions.config import AudioFormat, Encoding, Markup, SpeechSettings
 from sessions.errors import UnsupportedFormat
 
@@ -137,7 +136,7 @@ def _lead_ms(given: ev.NativeSpeechSettings, base_ms: int | None, default_ms: in
 def _wire_format(audio: AudioFormat) -> ev.NativeAudioFormat:
     if audio.encoding is not Encoding.OPUS:
         return ev.NativeAudioFormat(encoding=audio.encoding, sample_rate=audio.sample_rate)
-    audio = replace(audio, complexity=opus_complexity(audio))
+    # A complexity that follows from the bitrate is absent: an echo with another bitrate would keep it.
     names = (field.name for field in fields(audio) if field.name in ev.NativeAudioFormat.__struct_fields__)
     return ev.NativeAudioFormat(**{name: getattr(audio, name) for name in names})
 

@@ -94,14 +94,15 @@ def test_pace(given: ev.NativeSpeechSettings, base_ms: int | None, lead_ms: int 
     ],
 )
 def test_settings_survive_round_trip_through_client(settings: SpeechSettings) -> None:
-    assert merged(wire_settings(settings), SpeechSettings()) == with_complexity(settings)
+    assert merged(wire_settings(settings), SpeechSettings()) == settings
 
 
-def with_complexity(settings: SpeechSettings) -> SpeechSettings:
-    """The wire gives the complexity that Opus has."""
-    audio = settings.format
-    is_opus = audio.encoding is Encoding.OPUS
-    return replace(settings, format=replace(audio, complexity=opus_complexity(audio))) if is_opus else settings
+def test_echoed_format_does_not_pin_the_complexity() -> None:
+    base = default_settings(SpeechDefaults())
+    echo = wire_settings(base).format
+    assert opus_complexity(merged(ev.NativeSpeechSettings(format=echo), base).format) == 0
+    changed = msgspec.structs.replace(echo, bitrate=32_000)
+    assert opus_complexity(merged(ev.NativeSpeechSettings(format=changed), base).format) == 5
 
 
 def test_the_servers_defaults() -> None:
@@ -123,7 +124,7 @@ def test_layout_frames_and_sampling_reach_session() -> None:
     assert settings.sampling == SamplingParams(
         do_sample=False, repetition_window=5, predictor_do_sample=True, min_new_tokens=3
     )
-    assert merged(wire_settings(settings), SpeechSettings()) == with_complexity(settings)
+    assert merged(wire_settings(settings), SpeechSettings()) == settings
 
 
 def test_sessions_have_the_limits_of_the_settings() -> None:

@@ -42,7 +42,7 @@ async def test_first_event_lists_server_capabilities(live: LiveServer) -> None:
     assert created.session_id
     assert (created.resume_token, created.resume_grace_s) == ("", 0)
     assert created.settings.format == ev.NativeAudioFormat(
-        encoding="opus", sample_rate=24_000, bitrate=76_000, complexity=0, fec=False, packet_loss_percent=10, dtx=False
+        encoding="opus", sample_rate=24_000, bitrate=76_000, fec=False, packet_loss_percent=10, dtx=False
     )
     assert created.limits.max_active_responses == 8
 
