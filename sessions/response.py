@@ -1,8 +1,8 @@
 """A spoken reply: text goes in, packets come out in order, and it ends exactly once.
 
 ``Response`` holds all state of a reply. Its text, audio and packets are in ``TextTrack``, ``SpeakingQueue``,
-``AudioProducer`` and ``ResponseOutput``, none of which calls back; engine events and time wake one task, which lives
-while it speaks.
+``AudioProducer`` and ``ResponseOutput``, its waits in ``ResponseWatch``, its quotas in ``ResponseAccount``. None of
+them calls back; engine events and time wake one task, which lives while it speaks.
 """
 
 from __future__ import annotations
