@@ -51,7 +51,7 @@ class MarkedSpan:
     end_s: float
     # Standard deviations above what chance gives.
     score: float
-    # ``None`` if its checksum does not match.
+    # ``None`` if no checksum matches. A wrong one matches once in about 2,000 windows that cannot be read.
     payload: int | None
 
 

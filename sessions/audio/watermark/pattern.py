@@ -24,7 +24,8 @@ GENERATORS = (0o171, 0o133)
 MEMORY_BITS = 6
 NUM_STATES = 1 << MEMORY_BITS
 NUM_CODE_BITS = 2 * (PAYLOAD_BITS + CHECKSUM_BITS + MEMORY_BITS)
-# Code words that a decoder tries. A wrong checksum matches once in 65,536.
+# Code words that a decoder tries. A wrong one matches its checksum once in 65,536, so that a window which cannot be
+# read gives a wrong payload once in about 2,000.
 NUM_WORDS = 32
 # Edges of the bands: 220 Hz wide, and 13 % of their frequency from 1.7 kHz on.
 MIN_BAND_HZ, MAX_BAND_HZ = 200.0, 7_000.0
