@@ -152,7 +152,7 @@ class SpeechDefaults(SettingsSection, frozen=True):
         Literal["voip", "audio"],
         Meta(
             description="Tuning of Opus from 64 kbit/s on: at 76 kbit/s `audio` sounds as good as `voip` at 32 kbit/s, "
-            "for a fifth of the CPU time. Below it is always `voip`."
+            "for a fifth of the CPU time. Below 64 kbit/s it is always `voip`."
         ),
     ] = "audio"
     response_format: Annotated[
