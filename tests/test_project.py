@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -343,24 +344,25 @@ def test_size_counts_lines_files_and_shared_names():
 MAX_IMPORT_CHAIN = 14  # modules; may only fall
 # An import at the top level of a module; those for annotations alone and within functions are indented.
 TOP_LEVEL_IMPORT = re.compile(r"^from ([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
+PLAIN_IMPORT = re.compile(r"^import ([\w., ]+)", re.MULTILINE)
 
 
 def imported_modules(source: str, modules: Container[str]) -> set[str]:
     """Those of ``modules`` that a source imports when it is loaded."""
     found = TOP_LEVEL_IMPORT.findall(source)
     pairs = [(package, name) for package, names in found for name in re.findall(r"\w+", names)]
-    return {module for package, name in pairs for module in (f"{package}.{name}", package) if module in modules}
+    named = [f"{package}.{name}" for package, name in pairs] + [package for package, _ in found]
+    plain = [clause.split()[0] for names in PLAIN_IMPORT.findall(source) for clause in names.split(",")]
+    return {module for module in (*named, *plain) if module in modules}
 
 
 def longest_import_chain(sources: dict[str, str]) -> list[str]:
-    """The longest list of modules of which each imports the next one."""
-
-    @functools.cache
-    def chain_from(module: str) -> list[str]:
-        chains = map(chain_from, imported_modules(sources[module], sources))
-        return [module, *max(chains, key=len, default=[])]
-
-    return max(map(chain_from, sources), key=len)
+    """The longest list of modules of which each imports the next one. Raises ``CycleError``, which names a cycle."""
+    imported = {module: imported_modules(source, sources) - {module} for module, source in sources.items()}
+    chains: dict[str, list[str]] = {}
+    for module in TopologicalSorter(imported).static_order():
+        chains[module] = [module, *max((chains[other] for other in imported[module]), key=len, default=[])]
+    return max(chains.values(), key=len)
 
 
 def test_import_chains_are_not_longer_than_their_ceiling(committed):
@@ -384,3 +386,11 @@ def test_import_chain_follows_what_is_imported_when_a_module_is_loaded():
     }
     assert longest_import_chain({name: sources[name] for name in "a b b.c d".split()}) == ["a", "b.c", "d"]
     assert longest_import_chain(sources) == ["e", "a", "b.c", "d"]
+    assert longest_import_chain({"a": "import sys, b.c as d\n", "b.c": "import e\n", "e": ""}) == ["a", "b.c", "e"]
+
+
+def test_a_cycle_of_imports_is_named():
+    sources = {"a": "import b\n", "b": "from c import Name\n", "c": "from a import Name\n"}
+    with pytest.raises(CycleError) as caught:
+        longest_import_chain(sources)
+    assert set(caught.value.args[1]) == {"a", "b", "c"}
