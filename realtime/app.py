@@ -79,13 +79,28 @@ def create_app(
         restore = partial(restore_day_counts, config.log, keys, new_counts)
     cluster = join_cluster(config, keys, tally)
     server = SpeechServer(config, engine, keys, cluster.counters, gateway, cluster.voices, cluster.lexicons)
-    switchboard = CallRegistry(config.calls.max_queued_events)
+    try:
+        return _assemble(server, cluster.context, exchange, restore)
+    except BaseException:
+        server.close_threads()
+        raise
+
+
+def _assemble(
+    server: SpeechServer,
+    cluster: AbstractAsyncContextManager[None],
+    exchange: Path | None,
+    restore: Callable[[], Awaitable[None]] | None,
+) -> Starlette:
+    calls = server.config.calls
+    switchboard = CallRegistry(calls.max_queued_events)
     server.agent = _load_agent(server, switchboard)
-    server.call_agent = server.agent if config.calls.agent == "builtin" else None
-    services = AppServices(server, switchboard, cluster.context, exchange, restore)
+    server.call_agent = server.agent if calls.agent == "builtin" else None
+    services = AppServices(server, switchboard, cluster, exchange, restore)
+    has_quotas = bool(server.gatekeeper.quota_names)
     app = Starlette(
         routes=_routes(server, switchboard, services.devices),
-        middleware=[Middleware(TraceParents), *([Middleware(QuotaHeaders, server)] if keys.quota_names else [])],
+        middleware=[Middleware(TraceParents), *([Middleware(QuotaHeaders, server)] if has_quotas else [])],
         exception_handlers=dict.fromkeys((SpeechError, 404, 405, 500), error_handler),
         lifespan=services.run,
     )

@@ -90,8 +90,6 @@ class SpeechServer:
         self.resumption = ResumptionTable(gatekeeper.derive_secret(RESUME_PURPOSE), gateway, token_ttl_s)
         # Set where there are other gateways.
         self.relay: SessionRelay | None = None
-        usage_file = config.log.usage_file
-        self._usage_log = None if usage_file is None else UsageLog(Path(usage_file), self.metrics)
         # Set where a language model is configured.
         self.agent: VoiceAgent | None = None
         # The same where it answers calls.
@@ -99,6 +97,8 @@ class SpeechServer:
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.watermark = load_watermark(config.watermark)
         self.tracer = SpanRecorder()
+        usage_file = config.log.usage_file  # its thread starts after all that raises
+        self._usage_log = None if usage_file is None else UsageLog(Path(usage_file), self.metrics)
         self.registry = SessionRegistry(
             engine,
             registry_limits(config, len(gatekeeper.key_names)),
@@ -142,10 +142,15 @@ class SpeechServer:
             await asyncio.wait([self._watch])
         if self.agent is not None:
             await self.agent.aclose()
-        await self.registry.aclose()
+        await self.registry.close_all()
+        self.close_threads()
+        await self.engine.aclose()
+
+    def close_threads(self) -> None:
+        """End threads that were created before ``start``. Without a start nothing else has to be closed."""
+        self.registry.close_threads()
         if self._usage_log is not None:
             self._usage_log.close()
-        await self.engine.aclose()
 
     @property
     def num_connections(self) -> int:

@@ -177,6 +177,9 @@ class SessionRegistry:
 
     async def aclose(self) -> None:
         await self.close_all()
+        self.close_threads()
+
+    def close_threads(self) -> None:
         self._encoders.close()
         self._aligners.close()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,9 +275,13 @@ async def test_the_auth_token_is_in_no_log(live: LiveServer, caplog: pytest.LogC
     assert TEXT not in caplog.text
 
 
-def test_owner_without_key_prevents_start() -> None:
+def test_owner_without_key_prevents_start(tmp_path: Path) -> None:
+    """No thread of the server that was not assembled is left."""
+    flags = {"calls.default_key_name": "nobody", "log.usage_file": str(tmp_path / "usage")}
+    before = set(threading.enumerate())
     with pytest.raises(ConfigError, match=r"calls\.default_key_name"):
-        create_app(load_config(flags={"calls.default_key_name": "nobody"}), FakeSpeechEngine())
+        create_app(load_config(flags=flags), FakeSpeechEngine())
+    assert not set(threading.enumerate()) - before
 
 
 @pytest.mark.parametrize(
