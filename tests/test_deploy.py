@@ -17,7 +17,7 @@ import yaml
 
 from realtime.cli import COMMANDS, load, parser_for
 from realtime.cluster.config import parse_cluster_config
-from realtime.commands.cluster import leave
+from realtime.commands.cluster import leave, leave_timeout_s
 from realtime.config import ENVIRONMENT_PREFIX, ServerConfig, environment_name, settings
 from realtime.version import VERSION
 
@@ -69,7 +69,7 @@ def test_workers_of_kuberay_leave_before_they_end() -> None:
         mounts = {one["mountPath"] for one in container["volumeMounts"]}
         assert (program, args.act) == ("voicewire", leave)
         assert (str(args.file.parent) in mounts, args.file.name in files) == (True, True)
-        assert pod["terminationGracePeriodSeconds"] >= config.drain_timeout_s + 60
+        assert pod["terminationGracePeriodSeconds"] > leave_timeout_s(config) + 10  # for the start of Ray's client
 
 
 def test_chart_has_the_version_of_the_server() -> None:

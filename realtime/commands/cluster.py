@@ -81,4 +81,8 @@ def down(config: ClusterConfig, args: argparse.Namespace) -> None:
 def leave(config: ClusterConfig, args: argparse.Namespace) -> None:
     from realtime.cluster import deploy
 
-    deploy.leave(config.name, config.drain_timeout_s + MAX_LEAVE_S + LEAVE_SLACK_S)
+    deploy.leave(config.name, leave_timeout_s(config))
+
+
+def leave_timeout_s(config: ClusterConfig) -> float:
+    return config.drain_timeout_s + MAX_LEAVE_S + LEAVE_SLACK_S
