@@ -3,7 +3,7 @@
     python -m benchmarks.memory_budget [--shape 1.7b] [--gb 4,6,8,16] [--precision bf16,int4] [--rows 8] [--frames 100]
 
 Random weights of the released shape (``cosyvoice3`` is one, too), written to a folder and loaded as any checkpoint, one
-process for each engine.
+process for each engine. ``running`` is the most replies that ran at once; the others waited for slots or pages.
 ``used`` is what the device has less than before, CUDA context included: nothing else may use it. On the CPU budgets are
 refused. The last line is JSON.
 """
@@ -62,21 +62,24 @@ def run_engine(folder: Path, device: str, gb: float, precision: str, rows: int, 
 
 
 def speak(engine: Engine, rows: int, num_frames: int) -> dict[str, Any]:
-    """Speak ``rows`` replies together; how they ended, and milliseconds of a frame of all."""
+    """Speak ``rows`` replies; how many ran at once, how they ended, and milliseconds of a frame of all."""
     for number in range(rows):
         sampling = SamplingParams(seed=number, min_new_tokens=num_frames)
         spec = SpeechRequest(
             request_id=str(number), text=TEXT * 8, text_closed=True, max_frames=num_frames, sampling=sampling
         )
         engine.requests.submit(spec, number)
+    num_running = 0
     start = time.perf_counter()
     while engine.has_work:
         engine.step()
+        num_running = max(num_running, engine.stats().num_running)
     seconds = time.perf_counter() - start
     events = [event for _, event in engine.requests.events]
     ends = [event.reason for event in events if isinstance(event, RequestFinished)]
     samples = sum(len(event.pcm) for event in events if isinstance(event, SpeechChunk))
     return {
+        "running": num_running,
         "whole": sum(reason == FinishReason.LENGTH for reason in ends),
         "speech_s": round(samples / 24_000, 1),
         "frame_ms": round(1000 * seconds / num_frames, 2),
