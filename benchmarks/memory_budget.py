@@ -34,6 +34,8 @@ from tests.fakes.cosyvoice3_checkpoint import write_cosyvoice3
 
 GB = 2**30
 COSYVOICE3 = "cosyvoice3"
+# Replies are paced, for which all slots are open; none waits for its listener.
+LEAD_MS = 600_000
 TEXT = "It is late, and the rain is cold. "
 
 
@@ -66,7 +68,12 @@ def speak(engine: Engine, rows: int, num_frames: int) -> dict[str, Any]:
     for number in range(rows):
         sampling = SamplingParams(seed=number, min_new_tokens=num_frames)
         spec = SpeechRequest(
-            request_id=str(number), text=TEXT * 8, text_closed=True, max_frames=num_frames, sampling=sampling
+            request_id=str(number),
+            text=TEXT * 8,
+            text_closed=True,
+            max_frames=num_frames,
+            sampling=sampling,
+            lead_ms=LEAD_MS,
         )
         engine.requests.submit(spec, number)
     num_running = 0
