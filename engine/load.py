@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -30,7 +31,9 @@ from engine.runtime.runner import GraphRunner
 from engine.runtime.workspace import ENCODER_BYTES, MIN_POSITIONS, fit_blocks
 from engine.weights.fingerprint import fingerprint_checkpoint
 from engine.weights.hub import resolve_folder
-from engine.weights.quantize import FP8
+from engine.weights.quantize import FP8, LARGEST
+
+log = logging.getLogger(__name__)
 
 # Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
 # Of the GPUs that convert fp8 (Ada, Hopper and later).
@@ -187,8 +190,14 @@ def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, devic
 
 
 def cache_dtype(model: SpeechModel, config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of keys and values beside graphs: fp8 with weights in fp8, if keys are normed."""
-    return FP8 if config.precision == "fp8" and model.kv_shape.has_key_norm else dtype
+    """The dtype of keys and values beside graphs: fp8 with weights in fp8, if all keys are within its range."""
+    if config.precision != "fp8":
+        return dtype
+    largest = model.kv_shape.largest_key
+    if largest <= LARGEST:
+        return FP8
+    log.info("keys of up to %.0f exceed the range of fp8: the cache stays plain", largest)
+    return dtype
 
 
 def fit_cache(

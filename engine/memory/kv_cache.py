@@ -22,8 +22,8 @@ class KVShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    # Keys are normed, so that they are within the range of fp8.
-    has_key_norm: bool = False
+    # Bound of the absolute values of keys; keys that are not normed have none.
+    largest_key: float = math.inf
 
 
 class PagedKV:

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.launch import create_engine
 from engine.load import (
     build_engine,
+    cache_dtype,
     check_precision,
     choose_device,
     choose_dtype,
@@ -207,6 +208,21 @@ def test_keys_and_values_beside_fp8_weights_are_fp8(precision: str, dtype: torch
     assert engine.kv.data.dtype == dtype
     eager = structs.replace(config, graphs=False)
     assert build_engine(family, eager, torch.float32, torch.device("cpu")).kv.data.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("largest_weight", "dtype"), [(112.0, FP8), (112.5, torch.float32)])
+def test_cache_stays_plain_where_keys_may_exceed_the_range_of_fp8(
+    largest_weight: float, dtype: torch.dtype, tiny_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(precision="fp8", cpu_optimizations=False)
+    model = load_family(tiny_folder, config, torch.device("cpu"), torch.float32).model
+    assert isinstance(model, Qwen3TTS)
+    assert model.config.talker.transformer.head_dim == 16
+    with torch.no_grad():
+        model.talker.model.layers[1].self_attn.k_norm.weight[3] = -largest_weight
+    with caplog.at_level("INFO", "engine.load"):
+        assert cache_dtype(model, config, torch.float32) == dtype
+    assert ("the cache stays plain" in caplog.text) == (dtype != FP8)
 
 
 @pytest.mark.parametrize("task", ["base", "custom_voice"])

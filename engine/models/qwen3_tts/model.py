@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -71,7 +73,14 @@ class Qwen3TTS:
     @property
     def kv_shape(self) -> KVShape:
         stack = self.config.talker.transformer
-        return KVShape(stack.num_hidden_layers, stack.num_key_value_heads, stack.head_dim, has_key_norm=True)
+        return KVShape(stack.num_hidden_layers, stack.num_key_value_heads, stack.head_dim, self.largest_key)
+
+    @cached_property
+    def largest_key(self) -> float:
+        """Bound of keys: the length of a normed vector, which rotation keeps, times the largest weight."""
+        weights = [layer.self_attn.k_norm.weight for layer in self.talker.model.layers]
+        largest = float(torch.stack(weights).detach().abs().max())
+        return math.sqrt(self.config.talker.transformer.head_dim) * largest
 
     @property
     def languages(self) -> tuple[str, ...]:
