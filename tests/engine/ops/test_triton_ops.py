@@ -25,7 +25,7 @@ from engine.ops.params import (
     SnakeParams,
 )
 from engine.ops.reference_ops import ReferenceOps
-from engine.weights.quantize import Weight, quantize, quantize_int4, to_fp8
+from engine.weights.quantize import Weight, as_bits, quantize, quantize_int4, to_fp8
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -252,8 +252,35 @@ def test_paged_attention_and_what_it_writes(fused: Any, dtype: torch.dtype, toge
     wanted = PLAIN.paged_attention(qkv, norms, EPS, caches[1], call)
     tolerance = FP8_TOLERANCE if is_fp8 else TOLERANCE[dtype]
     check(found, wanted, dtype, tolerance)
-    check(caches[0].to(dtype), caches[1].to(dtype), dtype, tolerance)
-    assert not is_fp8 or not torch.equal(caches[0].view(torch.uint8), cache.view(torch.uint8))
+    block = tables.gather(1, (positions // page)[:, None].long())[:, 0].long()
+    slot = block * page + positions % page
+    sides = [as_bits(side).flatten(1, 2) for side in (*caches, cache)]
+    written = torch.zeros(sides[0].shape[1], dtype=torch.bool, device=DEVICE)
+    written[slot] = True
+    assert all(torch.equal(side[:, ~written], sides[2][:, ~written]) for side in sides[:2])
+    mine, plain = (side[:, slot].view(cache.dtype).float() for side in sides[:2])
+    if not is_fp8:
+        check(mine, plain, dtype)
+        return
+    # One step of e4m3. The interpreter loses a carry into the exponent.
+    near = (mine - plain).abs() <= plain.abs() / 8 + 2**-5
+    assert near.float().mean() >= (0.9 if INTERPRETED else 1)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not saturate")
+@pytest.mark.parametrize("together", [False, True])
+def test_fp8_cache_saturates(fused: Any, dtype: torch.dtype, together: bool) -> None:
+    size, page = 32, 16
+    qkv = torch.full((1, 4 * size), 1000.0, device=DEVICE, dtype=dtype)
+    qkv[:, -1] = -1000.0
+    norms = torch.ones(size, device=DEVICE, dtype=dtype), torch.ones(size, device=DEVICE, dtype=dtype)
+    cache = to_fp8(torch.zeros(2, 3, page, 1, size, device=DEVICE))
+    tables = torch.tensor([[1, 2]], device=DEVICE, dtype=torch.int32)
+    position = torch.tensor([3], device=DEVICE, dtype=torch.int32)
+    fused.paged_attention(qkv, norms, EPS, cache, PagedCall(tables, position, rope(32, size), together))
+    values = cache[1, 1, 3, 0].float()
+    assert (values[:-1] == 448).all()
+    assert values[-1] == -448
 
 
 def test_paged_attention_never_reads_beyond_its_position(fused: Any) -> None:
