@@ -30,13 +30,19 @@ def _angles(cos_ptr, sin_ptr, position, d, D: tl.constexpr):
 
 
 @triton.jit
+def _keep_nan(bits):
+    """Shifted e4m3 without its sign: the NaN, of all ones, becomes that of fp16."""
+    return tl.where(bits == 0x3F80, 0x7E00, bits)
+
+
+@triton.jit
 def _fp8_halves(pairs):
     """Two e4m3 in every 16 bits -> those of the low and those of the high bytes in fp16, over 256.
 
     Pairs of 16 bits reach the matrix units as bf16 does, which takes less time than single bytes.
     """
-    low = ((pairs & 0x80) << 8) | ((pairs & 0x7F) << 7)
-    high = (pairs & -0x8000) | ((pairs >> 1) & 0x3F80)
+    low = ((pairs & 0x80) << 8) | _keep_nan((pairs & 0x7F) << 7)
+    high = (pairs & -0x8000) | _keep_nan((pairs >> 1) & 0x3F80)
     return low.to(tl.float16, bitcast=True), high.to(tl.float16, bitcast=True)
 
 

@@ -283,6 +283,22 @@ def test_fp8_cache_saturates(fused: Any, dtype: torch.dtype, together: bool) -> 
     assert values[-1] == -448
 
 
+@pytest.mark.parametrize("side", [0, 1], ids=["key", "value"])
+@pytest.mark.parametrize("place", [6, 7])
+@pytest.mark.parametrize("bits", [0x7F, 0xFF])
+def test_nan_in_an_fp8_cache_stays_nan(fused: Any, dtype: torch.dtype, side: int, place: int, bits: int) -> None:
+    size, page = 32, 16
+    qkv = random(2, 4 * size, dtype=dtype)
+    norms = random(size, dtype=dtype), random(size, dtype=dtype)
+    cache = to_fp8(random(2, 3, page, 1, size, dtype=dtype))
+    as_bits(cache)[side, 1, 2, 0, place] = bits
+    tables = torch.tensor([[1], [2]], device=DEVICE, dtype=torch.int32)
+    call = PagedCall(tables, torch.tensor([5, 5], device=DEVICE, dtype=torch.int32), rope(32, size), together=False)
+    found, wanted = (ops.paged_attention(qkv, norms, EPS, cache.clone(), call) for ops in (fused, PLAIN))
+    assert wanted.isnan().any()
+    assert torch.equal(found.isnan(), wanted.isnan())
+
+
 def test_paged_attention_never_reads_beyond_its_position(fused: Any) -> None:
     heads, size, page = 1, 32, 16
     cache = torch.full((2, 4, page, heads, size), float("nan"), device=DEVICE)
