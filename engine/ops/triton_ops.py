@@ -214,7 +214,8 @@ class TritonOps(ReferenceOps):
         self, qkv: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float, cache: Tensor, call: PagedCall
     ) -> Tensor:
         _, _, page, heads, size = cache.shape
-        if "paged" not in self.on or size < 16:
+        # A matrix product takes 16 channels at least, and fp8 is read as two halves.
+        if "paged" not in self.on or size < (32 if cache.dtype == FP8 else 16):
             return super().paged_attention(qkv, norms, eps, cache, call)
         tables, positions, rope, together = call
         rows = qkv.shape[0]

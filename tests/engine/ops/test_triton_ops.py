@@ -299,6 +299,16 @@ def test_nan_in_an_fp8_cache_stays_nan(fused: Any, dtype: torch.dtype, side: int
     assert torch.equal(found.isnan(), wanted.isnan())
 
 
+def test_heads_too_narrow_for_pairs_use_the_reference(fused: Any, dtype: torch.dtype) -> None:
+    size = 16
+    qkv, norms = random(1, 4 * size, dtype=dtype), (random(size, dtype=dtype), random(size, dtype=dtype))
+    cache = to_fp8(random(2, 3, 16, 1, size, dtype=dtype))
+    tables = torch.tensor([[1]], device=DEVICE, dtype=torch.int32)
+    call = PagedCall(tables, torch.tensor([5], device=DEVICE, dtype=torch.int32), rope(32, size), together=False)
+    found, wanted = (ops.paged_attention(qkv, norms, EPS, cache.clone(), call) for ops in (fused, PLAIN))
+    check(found, wanted, dtype)
+
+
 def test_paged_attention_never_reads_beyond_its_position(fused: Any) -> None:
     heads, size, page = 1, 32, 16
     cache = torch.full((2, 4, page, heads, size), float("nan"), device=DEVICE)
