@@ -164,6 +164,8 @@ MAX_PAGES = 4_096
 BRANCHES = 2
 # Stands before the first block, and pads short tables; nothing is ever written to it.
 ZERO_PAGE = 0
+# The zero page and the scratch page.
+NUM_PADDING = 2
 
 
 class FlowPageStore:
@@ -181,7 +183,7 @@ class FlowPageStore:
             )
         self.num_pages, self.num_steps = num_pages, config.ode_steps
         self.scratch = num_pages + 1
-        lines = (num_pages + 2) * config.ode_steps * BRANCHES
+        lines = (num_pages + NUM_PADDING) * config.ode_steps * BRANCHES
         inner = dit.heads * dit.head_dim
         self.keys = zeros((dit.depth, lines, dit.block_frames, inner), dtype, device)
         self.values = zeros((dit.depth, lines, dit.block_frames, inner), dtype, device)
@@ -209,7 +211,8 @@ def num_pages(flow: Flow, settings: FlowSettings) -> int:
         num_bytes = max(0, min(int(free * settings.memory_utilization), free - RESERVED_BYTES))
     else:
         num_bytes = CPU_BYTES
-    return min(MAX_PAGES, num_bytes // FlowPageStore.page_bytes(flow.config, flow.compute_dtype))
+    fitting = num_bytes // FlowPageStore.page_bytes(flow.config, flow.compute_dtype)
+    return min(MAX_PAGES, max(0, fitting - NUM_PADDING))
 
 
 def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
