@@ -57,7 +57,7 @@ def budget_errors(memory_gb: float | None, doing: str) -> Iterator[None]:
         if memory_gb is None:
             raise
         raise InvalidRequest(
-            f"memory_gb is {memory_gb}; that is too little for {doing}: reduce precision, max_running_requests or "
-            "max_batch_size",
+            f"memory_gb is {memory_gb}; that is too little for {doing}: reduce precision, max_running_requests, "
+            "max_batch_size or max_cached_voices",
             "memory_gb",
         ) from None

@@ -256,9 +256,9 @@ class GraphCodec:
 
     @property
     def max_reference_bytes(self) -> int:
-        """Bytes of the decoder states behind as many references as are cached."""
+        """Bytes of the decoder states behind as many references as are cached, and a new one before it evicts."""
         program = self.program
-        return self.references.max_entries * (program.state[0].nbytes + program.past[:, 0].nbytes)
+        return (self.references.max_entries + 1) * (program.state[0].nbytes + program.past[:, 0].nbytes)
 
     def open(self, slot: int) -> None:
         self.num_primed[slot] = 0

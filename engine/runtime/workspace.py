@@ -58,11 +58,18 @@ def fit_blocks(
         missing = ((least + 2) * block_bytes - left) / GB
         raise InvalidRequest(
             f"memory_gb is {config.memory_gb}; weights, slots and graphs leave too little for the cache of one reply: "
-            f"{missing:.2f} are missing",
+            f"{missing:.2f} are missing{voice_note(model, codec, config)}",
             "memory_gb",
         )
     log.info("memory within the budget", extra={"workspace_mb": needed >> 20, "blocks": num_blocks})
     return num_blocks
+
+
+def voice_note(model: SpeechModel, codec: GraphCodec | None, config: EngineConfig) -> str:
+    """State what the decoder states of cloned voices take, if there are any."""
+    if codec is None or not model.capabilities.can_clone:
+        return ""
+    return f"; max_cached_voices is {config.max_cached_voices}, which takes {codec.max_reference_bytes / GB:.2f}"
 
 
 def call_groups(program: FrameProgramProtocol, codec: GraphCodec | None, config: EngineConfig) -> list[list[Run]]:
