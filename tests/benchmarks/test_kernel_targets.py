@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from benchmarks.kernel_targets import Resources, Variant, parse_usage, problems, rows_of, specialize
+from benchmarks.kernel_targets import Resources, Variant, known_targets, parse_usage, problems, rows_of, specialize
 
 
 def kernel(*params: str) -> Any:
@@ -49,6 +51,12 @@ def test_what_does_not_fit_is_named() -> None:
     first, second = rows_of(found)
     assert first | {"variants": 2, "shared": 102_400, "registers": 255, "stack": 16, "spilling": 1, "bad": 1} == first
     assert (second["target"], second["bad"]) == (90, 1)
+
+
+def test_targets_are_known_ones() -> None:
+    assert known_targets("80,90") == [80, 90]
+    with pytest.raises(ArgumentTypeError, match=r"\[75\] of '75,80'; known: \[80, 86, 89, 90, 120\]"):
+        known_targets("75,80")
 
 
 def test_resource_usage_is_read_from_cuobjdump() -> None:
