@@ -192,13 +192,13 @@ class EngineClient:
         self._stop_report_timer()
         if self._writer is not None:
             self._writer.close()
-        self._forget_engine()
+        self._drop_engine()
         self._streams.interrupt(self._endpoint.end_reason)
         self._resume_timer = asyncio.get_running_loop().call_later(RESUME_TIMEOUT_S, self._end_resume)
         self._fail_encodings()
         self.on_connection_change()
 
-    def _forget_engine(self) -> None:
+    def _drop_engine(self) -> None:
         self._writer = self._stats = None
         self.is_draining = False
 
@@ -323,7 +323,7 @@ class EngineClient:
         closing = self._streams.cancel_all()
         if self._writer is not None:
             self._writer.close()
-        self._forget_engine()
+        self._drop_engine()
         await self._endpoint.stop()
         for stream in closing:
             stream.mark_released()

@@ -198,7 +198,7 @@ class Controller:
                 self._poll(self._known_members())
                 self._wanted = self._count_wanted()
                 if any(self._leaving):
-                    self._leaving.forget(alive_nodes(), time.monotonic())
+                    self._leaving.evict(alive_nodes(), time.monotonic())
                 for kind in KINDS:
                     self._step(kind)
             except Exception:  # the loop is all that keeps the cluster

@@ -20,13 +20,13 @@ class LeaveAnswer(Struct, frozen=True, kw_only=True):
 
 
 class LeavingNodes:
-    """Remembers nodes by Ray's id while ``cluster leave`` names them, and for ``keep_s`` after that.
+    """Remembers nodes by Ray's id while ``cluster leave`` names them, and for ``retain_s`` after that.
 
-    One thread may add nodes while another one forgets them.
+    One thread may add nodes while another one evicts them.
     """
 
-    def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
+    def __init__(self, retain_s: float) -> None:
+        self._retain_s = retain_s
         # When each node was named first, and last.
         self._named_s: dict[str, tuple[float, float]] = {}
 
@@ -44,8 +44,8 @@ class LeavingNodes:
         """Return whether the replicas of a leaving node wait for their successors no longer."""
         return now_s - self._named_s[node][0] > MAX_LEAVE_S
 
-    def forget(self, alive: Container[str], now_s: float) -> None:
+    def evict(self, alive: Container[str], now_s: float) -> None:
         """Drop nodes that have ended, and those that did not end after all."""
         for node in self:
-            if node not in alive or now_s - self._named_s[node][1] > self._keep_s:
+            if node not in alive or now_s - self._named_s[node][1] > self._retain_s:
                 del self._named_s[node]

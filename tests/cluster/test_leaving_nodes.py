@@ -89,18 +89,18 @@ def test_a_client_on_another_machine_cannot_leave(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nodes_are_forgotten_when_they_end_or_stay() -> None:
-    nodes = LeavingNodes(keep_s=100)
+    nodes = LeavingNodes(retain_s=100)
     for node, named_s in (("stays", 0), ("ended", 0), ("leaves", 0), ("leaves", 90)):
         nodes.add(node, named_s)
-    nodes.forget({"stays", "leaves"}, 100)
+    nodes.evict({"stays", "leaves"}, 100)
     assert list(nodes) == ["leaves", "stays"]
-    nodes.forget({"stays", "leaves"}, 101)
+    nodes.evict({"stays", "leaves"}, 101)
     assert list(nodes) == ["leaves"]
     assert "stays" not in nodes
 
 
 def test_time_for_successors_begins_when_a_node_is_named_first() -> None:
-    nodes = LeavingNodes(keep_s=100)
+    nodes = LeavingNodes(retain_s=100)
     nodes.add("n", 0)
     nodes.add("n", 50)
     assert [nodes.is_overdue("n", MAX_LEAVE_S), nodes.is_overdue("n", MAX_LEAVE_S + 1)] == [False, True]
