@@ -260,6 +260,8 @@ export class VoicewireSession extends Emitter {
   /** @param {import("./protocol/events.js").SessionCreated} info of a new session */
   #keep(info) {
     const { session_id, resume_token: token } = info;
+    clearTimeout(this.#grace);
+    this.#grace = undefined;
     this.#resumable = info.resume_grace_s > 0 ? { session_id, token } : null;
     this.#ready(info);
   }

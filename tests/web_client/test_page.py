@@ -193,6 +193,23 @@ def test_it_comes_back_after_the_server_did(open_page, folder):
         page.context.close()
 
 
+def test_reply_of_a_new_session_outlives_the_grace_of_the_lost_one(open_page, folder):
+    grace_s, lead_s = 4, 2
+    text = "word " * int((grace_s + lead_s) * 1000 / QUICK["ms_per_char"] / len("word "))
+    with server(QUICK, listen__page=str(folder), limits__resume_grace_s=grace_s) as first:
+        port = int(first.url.rpartition(":")[2])
+        page = open_page(http(first))
+        page.expected = ["WebSocket connection", "ERR_CONNECTION_REFUSED", "ERR_CONNECTION_RESET"]
+        until(page, READY)
+    page.locator(".notice", has_text="There is no connection").wait_for()
+    with server(QUICK, listen__page=str(folder), listen__port=port):
+        until(page, READY)
+        say(page, text)
+        until(page, OVER)
+        assert page.evaluate(f"{LATEST}.status") == "completed"
+        page.context.close()
+
+
 def test_reply_goes_on_at_another_gateway_after_a_kill(open_page, folder):
     """The servers share nothing. The page keeps its address, as behind a door."""
     script = {"ms_per_char": 40.0, "real_time_factor": 0.1, "draws_codes": True}
