@@ -141,7 +141,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Device of the codec decoder with graphs: cpu, cuda or cuda:N. ``None``: that of the talker.
     decode_device: str | None = None
     # Weights of talker and code predictor: bf16 or, on CUDA, fp8 or int4, made while loading. With fp8 the KV cache of
-    # Qwen3-TTS is fp8, too.
+    # Qwen3-TTS is fp8, too, stored unscaled, if keys are at most 448.
     precision: str = "bf16"
     # Use Triton kernels in the graphs; off runs their plain reference.
     triton_kernels: bool = True

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -212,24 +213,27 @@ def test_machine_without_a_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("gateways", ["1", "2"])
 def test_serve_signal_during_load_stops_and_leaves_nothing(tmp_path: Path, gateways: str) -> None:
-    model, temporary = write_checkpoint(tmp_path / "model"), tmp_path / "temporary"
-    temporary.mkdir()
+    model = write_checkpoint(tmp_path / "model")
     command = [sys.executable, "-m", "realtime.cli", "serve", "--port", "0", "--model", str(model)]
-    with subprocess.Popen(
-        [*command, "--gateways", gateways],
-        env=os.environ | {"TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as server:
+    # ``tmp_path`` is too long for the engine's socket in it.
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        subprocess.Popen(
+            [*command, "--gateways", gateways],
+            env=os.environ | {"TMPDIR": temporary},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as server,
+    ):
         while not (loading := psutil.Process(server.pid).children()):
             assert server.poll() is None, server.communicate()
             time.sleep(0.01)
         server.send_signal(signal.SIGTERM)
         told, errors = server.communicate(timeout=20)
-    assert (server.returncode, told) == (0, b"")
-    assert b"Traceback" not in errors
-    assert not any(child.is_running() for child in loading)
-    assert list(temporary.iterdir()) == []
+        assert (server.returncode, told) == (0, b"")
+        assert b"Traceback" not in errors
+        assert not any(child.is_running() for child in loading)
+        assert list(Path(temporary).iterdir()) == []
 
 
 CHECKPOINT_FILES = (
