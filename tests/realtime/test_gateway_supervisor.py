@@ -89,7 +89,11 @@ class Served:
         found: dict[int, NativeClient] = {}
         async with asyncio.timeout(PATIENCE_S):
             while len(found) < NUM_GATEWAYS:
-                client = await open_session(self.url + query)
+                try:
+                    client = await open_session(self.url + query)
+                except ConnectionRefusedError:  # an earlier test ended gateways, and none listens again yet
+                    await asyncio.sleep(0.05)
+                    continue
                 pid = self.owner_of(client)
                 if pid in found:
                     await client.aclose()
