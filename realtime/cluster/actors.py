@@ -199,6 +199,7 @@ class Controller:
                 self._wanted = self._count_wanted()
                 if any(self._leaving):
                     self._leaving.evict(alive_nodes(), time.monotonic())
+                    self._drop_unreported()
                 for kind in KINDS:
                     self._step(kind)
             except Exception:  # the loop is all that keeps the cluster
@@ -359,6 +360,13 @@ class Controller:
         """Count a replica but the door as outdated on a node that is about to end, so that it is replaced in turn."""
         is_leaving = one.node in self._leaving and one.kind != "door"
         return msgspec.structs.replace(one, generation=LEAVING) if is_leaving else one
+
+    def _drop_unreported(self) -> None:
+        """End replicas that Ray may still place on a node that is about to end; others start elsewhere."""
+        for name, member in list(self._members.items()):
+            may_be_there = not member.has_reported and any(map(member.may_run_on, self._leaving))
+            if may_be_there and member.status.kind != "door":
+                self._lose(name, "")
 
     def _is_overdue(self, one: ReplicaStatus) -> bool:
         """Return whether a leaving replica waits for its successor no longer."""

@@ -56,6 +56,21 @@ def test_replicas_that_may_be_there_count(controller: Controller) -> None:
 
 
 @pytest.mark.cluster("ray")
+def test_replica_that_waits_for_a_place_is_replaced(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[object] = []
+    monkeypatch.setattr("ray.kill", killed.append)
+    waiting = add_member(controller, "engine")
+    waiting.handle = "waiting"
+    stays = [add_member(controller, "engine", "here"), add_member(controller, "gateway", avoided=["here"])]
+    stays.append(add_member(controller, "door"))
+    assert answer_of(controller).num_running == 2
+    controller._drop_unreported()
+    assert answer_of(controller).num_running == 1
+    assert (killed, list(controller._members.values())) == (["waiting"], stays)
+    assert controller._errors == controller._pauses == {}
+
+
+@pytest.mark.cluster("ray")
 def test_new_controller_does_not_know_what_runs(controller: Controller) -> None:
     controller._has_adopted = False
     assert answer_of(controller) == LeaveAnswer(num_running=None)
