@@ -35,9 +35,9 @@ from engine.weights.quantize import FP8, LARGEST
 
 log = logging.getLogger(__name__)
 
-# Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
 # Of the GPUs that convert fp8 (Ada, Hopper and later).
 MIN_FP8_CAPABILITY = (8, 9)
+# Two spinning OpenMP threads beside a busy neighbour took a step from 43 to 2,270 ms; one thread 73.
 CPU_THREADS = 1
 # Its own ``config.json`` is empty.
 COSYVOICE3_FILE = "cosyvoice3.yaml"
@@ -48,6 +48,8 @@ FIXED_GB = 12
 SLOTS_PER_GB = 16
 SLOTS = (64, 1_536)
 ROWS = (32, 512)
+# Options that decide how much memory an engine holds beside its cache.
+MEMORY_OPTIONS = ("precision", "max_running_requests", "max_batch_size", "max_cached_voices")
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -268,14 +270,14 @@ def load_engine(
     if device.type == "cuda":
         free_gb = torch.cuda.mem_get_info(device)[0] / 2**30
         config = size_by_memory(config, _family(folder), min(free_gb, config.memory_gb or free_gb))
-    with budget_errors(config.memory_gb, "the weights"):
+    with budget_errors(config, "the weights", "precision"):
         family = load_family(folder, config, device, dtype, decode_device)
     check_decode_device(config, family, device)
 
     def make_engine() -> Engine:
         if device.index:  # kernels go to the device that is current on the thread that will step
             torch.cuda.set_device(device)
-        with budget_errors(config.memory_gb, "slots, cache and graphs beside the weights"):
+        with budget_errors(config, "slots, cache and graphs beside the weights", *MEMORY_OPTIONS):
             engine = build_engine(family, config, dtype, device)
             codec = getattr(engine.stage, "codec", None)
             if isinstance(codec, EagerCodec) and not config.lazy_graph_capture:

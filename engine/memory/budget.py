@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 
 GB = 2**30
@@ -49,15 +50,18 @@ def with_index(device: torch.device) -> torch.device:
 
 
 @contextmanager
-def budget_errors(memory_gb: float | None, doing: str) -> Iterator[None]:
-    """Turn running out of the limit's memory into ``InvalidRequest``; without a limit errors pass."""
+def budget_errors(config: EngineConfig, doing: str, *reducible: str) -> Iterator[None]:
+    """Turn running out of the limit's memory into ``InvalidRequest``; without a limit errors pass.
+
+    ``reducible``: the options to reduce.
+    """
     try:
         yield
     except torch.OutOfMemoryError:
-        if memory_gb is None:
+        if config.memory_gb is None:
             raise
+        values = ", ".join(f"{name} is {getattr(config, name)}" for name in reducible)
         raise InvalidRequest(
-            f"memory_gb is {memory_gb}; that is too little for {doing}: reduce precision, max_running_requests, "
-            "max_batch_size or max_cached_voices",
+            f"memory_gb is {config.memory_gb}; that is too little for {doing}: reduce one of these: {values}",
             "memory_gb",
         ) from None

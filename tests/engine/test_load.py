@@ -27,7 +27,7 @@ from engine.load import (
     size_by_memory,
     spare_bytes,
 )
-from engine.memory.budget import GB
+from engine.memory.budget import GB, budget_errors
 from engine.models.base import VoiceReference
 from engine.models.qwen3_tts.load import load_family
 from engine.models.qwen3_tts.model import Qwen3TTS
@@ -291,6 +291,18 @@ def test_int4_leaves_weights_whose_inputs_make_no_group(tiny_folder: Path) -> No
 def test_memory_budget_on_cpu_is_refused(tiny_folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="memory_gb is 4; it limits a CUDA device, not cpu"):
         load_engine(tiny_folder, EngineConfig(memory_gb=4), "cpu", "float32", False)
+
+
+def test_budget_too_small_names_what_to_reduce() -> None:
+    config = EngineConfig(memory_gb=4, max_running_requests=48)
+    with (
+        pytest.raises(InvalidRequest, match=r"memory_gb is 4; .* for slots: .* precision is bf16, ") as refused,
+        budget_errors(config, "slots", "precision", "max_running_requests"),
+    ):
+        raise torch.OutOfMemoryError
+    assert (refused.value.param, str(refused.value)[-26:]) == ("memory_gb", "max_running_requests is 48")
+    with pytest.raises(torch.OutOfMemoryError), budget_errors(EngineConfig(), "slots", "precision"):
+        raise torch.OutOfMemoryError
 
 
 @pytest.mark.parametrize("memory_gb", [0, -1, float("nan"), float("inf")])
