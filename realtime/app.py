@@ -35,7 +35,7 @@ from realtime.transports.dictionary_routes import DICTIONARY_ROUTES
 from realtime.transports.http_routes import INFORMATION_ROUTES, error_handler, page_routes, reject_unknown_websocket
 from realtime.transports.lexicon_routes import LEXICON_ROUTES
 from realtime.transports.listener import DrainingServer, UvicornConfig
-from realtime.transports.listening_sockets import Ports, open_listeners
+from realtime.transports.listening_sockets import Ports, check_ports, open_listeners
 from realtime.transports.quota_headers import QuotaHeaders
 from realtime.transports.speech_batch_routes import speech_batch
 from realtime.transports.speech_routes import SpeechEndpoint
@@ -224,6 +224,7 @@ async def serve(
     app = create_app(config) if app is None else app
     listen = UvicornConfig(app, config.listen, config.limits)
     listen.load()
+    check_ports(config)
     listeners = open_listeners(config.listen, share_port)
     server = DrainingServer(listen, app.state.server, listeners)
 

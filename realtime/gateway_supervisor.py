@@ -27,7 +27,7 @@ from realtime.gateway_plan import GatewayPlan, SharedUsageCounters
 from realtime.metrics import MULTIPROCESS_FOLDER
 from realtime.quota_history import restore_day_counts
 from realtime.signals import STOP_SIGNALS, run_until_signal
-from realtime.transports.listening_sockets import Ports, open_listeners
+from realtime.transports.listening_sockets import Ports, check_ports, open_listeners
 from sessions.admission import counter_names
 from sessions.quotas import WindowedCounts
 
@@ -150,6 +150,7 @@ async def serve_with_gateways(
     engine, addresses = shared or find_engines(config)
     # Before the model loads, and once: each gateway would find the same.
     await check_settings(config, connect_engine(addresses, config.engine))
+    check_ports(config)
     reserved = open_listeners(config.listen, share_port=True)
     ports = reserved.ports
     listen = msgspec.structs.replace(config.listen, port=ports.main, tls_port=ports.tls)

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from realtime.config import ConfigError
+from realtime.config import ConfigError, ServerConfig
 from realtime.config_sections import ListenSettings
+from realtime.integration_config import parse_address
 
 log = logging.getLogger("voicewire.listener")
 
@@ -101,6 +102,26 @@ def bound_sockets(
             one.close()
         raise
     return sockets
+
+
+def check_ports(config: ServerConfig) -> None:
+    """Bind the TCP ports beside the server's own, and free them. Raises ``OSError`` with the setting of a taken one."""
+    addresses = {
+        "calls.audiosocket": config.calls.audiosocket,
+        "wyoming.address": config.wyoming.address,
+        "xiaozhi.mqtt": config.xiaozhi.mqtt,
+    }
+    for setting, text in addresses.items():
+        if text is None:
+            continue
+        host, port = parse_address(text)
+        listen = structs.replace(config.listen, host=host, port=port)
+        try:
+            sockets = listening_sockets(listen, share_port=listen.gateways > 1)
+        except OSError as error:
+            raise OSError(f"{setting} = {text}: {error.strerror}") from error
+        for one in sockets:
+            one.close()
 
 
 def warn_if_public_without_auth(name: str, sockets: list[socket.socket]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from websockets.exceptions import InvalidMessage, InvalidStatus
 
 from engine.process import RunDirectory
 from realtime import gateway_supervisor
+from realtime.app import create_app, serve
 from realtime.client import NativeClient, open_session
 from realtime.config import ConfigError, ServerConfig, load_config
 from realtime.errors import RequestRefused
@@ -460,6 +462,25 @@ async def test_wrong_setting_is_found_before_the_model_loads() -> None:
     config = load_config(flags={"listen.gateways": 2, "listen.port": 0, "agent.stt_url": "http://127.0.0.1:9"})
     with pytest.raises(ConfigError, match=r"agent\.stt_url needs"):
         await serve_with_gateways(config, lambda ports: None, (UnstartedEngine(), "unix:/nowhere"))
+
+
+@pytest.mark.parametrize("setting", ["calls.audiosocket", "wyoming.address"])
+async def test_taken_port_is_found_before_the_model_loads(setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = load_config(flags={"listen.gateways": 2, "listen.port": 0, setting: address})
+        with pytest.raises(OSError, match=f"{setting} = {address}: Address already in use"):
+            await serve_with_gateways(config, lambda ports: None, (UnstartedEngine(), "unix:/nowhere"))
+
+
+async def test_taken_port_is_found_before_the_model_loads_without_gateways() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = load_config(flags={"listen.port": 0, "wyoming.address": address})
+        app = create_app(config, UnstartedEngine())
+        with pytest.raises(OSError, match=f"wyoming.address = {address}: Address already in use"):
+            await serve(config, app)
+        await app.state.server.aclose()
 
 
 NAMES = counter_names(["ann", "ben"])
