@@ -117,6 +117,8 @@ class ReplicaLink:
             try:
                 self._sync()
             except OSError as error:
+                if self._closed.is_set():  # the call was cut as all of the replica ended
+                    return
                 log.warning("the coordinator does not answer", extra={"error": type(error).__name__})
                 self._closed.wait(RETRY_S)
             except Exception:  # this thread is all that renews the leases of the gateway

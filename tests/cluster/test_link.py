@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +37,7 @@ class CoordinatorThread:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.unreachable: set[str] = set()
+        self._is_closing = False
         self._coordinator = Coordinator(folder)
 
     def restart(self) -> None:
@@ -49,13 +51,18 @@ class CoordinatorThread:
 
     def caller(self, name: str):
         def call(message: bytes, timeout_s: float) -> bytes:
-            if name in self.unreachable:
+            if self._is_closing or name in self.unreachable:
                 raise OSError("cut off")
-            return asyncio.run_coroutine_threadsafe(self._coordinator.handle(message), self._loop).result(timeout_s)
+            answer = asyncio.run_coroutine_threadsafe(self._coordinator.handle(message), self._loop)
+            try:
+                return answer.result(timeout_s)
+            except CancelledError:
+                raise OSError("cut off") from None
 
         return call
 
     def close(self) -> None:
+        self._is_closing = True
         asyncio.run_coroutine_threadsafe(self._end_calls(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -125,6 +132,27 @@ def two_gateways(tmp_path: Path) -> Iterator[tuple[CoordinatorThread, LinkedGate
         for gateway in gateways:
             gateway.close()
         coordinator.close()
+
+
+def test_link_that_is_closed_logs_no_failed_call(tmp_path, caplog):
+    called, cut = threading.Event(), threading.Event()
+
+    def call(message: bytes, timeout_s: float) -> bytes:
+        called.set()
+        assert cut.wait(WAIT_S)
+        raise OSError("cut off")
+
+    link = ReplicaLink("a", tmp_path, call)
+    assert called.wait(WAIT_S)
+    closing = threading.Thread(target=link.close)
+    closing.start()
+    assert link._closed.wait(WAIT_S)
+    cut.set()
+    closing.join()
+    for thread in threading.enumerate():
+        if thread.name == "voicewire cluster link":
+            thread.join(WAIT_S)
+    assert caplog.messages == []
 
 
 async def test_limit_of_a_key_holds_over_two_gateways(tmp_path):
