@@ -120,3 +120,36 @@ export async function decode({ vector, kind }) {
   decoder.close();
   return { chosen, pcm: base64(new Uint8Array(await new Blob(parts).arrayBuffer())) };
 }
+
+/**
+ * Play samples through scheduled buffers of an offline context. Its time stands still while the page works, which it
+ * does every `step_frames` frames: it pushes the next piece, if any is left, and runs the output's timer.
+ */
+export async function schedule({ pcm, num_pieces, step_frames, num_steps }) {
+  const { ScheduledOutput } = await import("/audio/scheduled_output.js");
+  const { jitterSettings } = await import("/audio/jitter_buffer.js");
+  const context = new OfflineAudioContext(1, step_frames * num_steps, 48_000);
+  Object.defineProperty(context, "state", { value: "running" });
+  const tick = Promise.withResolvers();
+  const { setInterval } = globalThis;
+  globalThis.setInterval = tick.resolve;
+  const output = new ScheduledOutput(context);
+  globalThis.setInterval = setInterval;
+  const run = await tick.promise;
+  const events = [];
+  output.on("happened", (event) => events.push(event));
+  output.handleCommand({ type: "open", voice: 1, settings: jitterSettings(48_000) });
+  const samples = new Float32Array(bytesOf(pcm).buffer);
+  const piece = Math.ceil(samples.length / num_pieces);
+  for (let step = 0; step < num_steps; step += 1)
+    context.suspend((step * step_frames) / 48_000).then(() => {
+      const part = samples.slice(step * piece, (step + 1) * piece);
+      if (part.length > 0) output.handleCommand({ type: "push", voice: 1, pcm: part });
+      if (step === num_pieces) output.handleCommand({ type: "end", voice: 1, total: samples.length });
+      run();
+      context.resume();
+    });
+  const rendered = await context.startRendering();
+  run();
+  return { events, pcm: base64(new Uint8Array(rendered.getChannelData(0).buffer)) };
+}
