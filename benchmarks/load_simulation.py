@@ -169,12 +169,9 @@ class LoadSimulation:
 
     def run(self) -> dict[str, Any]:
         engine = self.engine
-        engine.hand_over = self.hand_over
+        engine.hand_over, engine.read_commands = self.hand_over, self.submit_due
         while True:
-            now_s = self.device.clock()
-            while self.num_come < self.size and self.listeners[self.num_come].asked_s <= now_s:
-                self.submit()
-            if engine.has_work:
+            if engine.has_work or self.is_due:
                 engine.step()
                 self.hand_over()
             elif not self.sleep():
@@ -188,6 +185,15 @@ class LoadSimulation:
             return False
         self.device.sleep_until(min(comes + wakes) + 1e-6)
         return True
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether the next listener has come by now."""
+        return self.num_come < self.size and self.listeners[self.num_come].asked_s <= self.device.clock()
+
+    def submit_due(self) -> None:
+        while self.is_due:
+            self.submit()
 
     def submit(self) -> None:
         number = self.num_come

@@ -121,7 +121,6 @@ class EngineLoop:
         try:
             while self._wait_for_work():
                 self.is_stepping = True
-                self._process_commands()
                 self.engine.step()
                 self._flush()
                 self.is_stepping = False

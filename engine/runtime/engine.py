@@ -1,6 +1,6 @@
 """The continuous-batching loop body: collect, schedule, run, decode, emit, retire.
 
-    collect frame n-1 | schedule n | run frame n | decode | hand over
+    collect frame n-1 | read commands | schedule n | run frame n | decode | hand over
 
 A runner over graphs works ahead: it is given frame n, and the stage its decoding, before the host has seen frame n, so
 that scheduling, text and hand-over run beside the device. An eager runner returns frame n at once.
@@ -112,7 +112,7 @@ class Engine:
             self.decoding = RoundDecoding(stage, self)
         # Called within a step when there are events with audio that is due; the engine's loop takes them.
         self.hand_over: Callable[[], None] = lambda: None
-        # Called within a step, between its two stages, when commands can be carried out.
+        # Called within a step, before its rows are chosen and between its two stages: commands can be carried out.
         self.read_commands: Callable[[], None] = lambda: None
         # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
         self.retry_s = 0.0
@@ -150,6 +150,8 @@ class Engine:
         self.choose_device()
         self.process_results(self.runner.collect(self.times))
         num_chunks = self.decoding.emit_completed()
+        # A request that came while the host waited for the device is in the next frame, and not in the one after it.
+        self.read_commands()
         scheduled_s = self.requests.clock()
         batch = self.scheduler.schedule(scheduled_s)
         batch.record_sampling(scheduled_s)

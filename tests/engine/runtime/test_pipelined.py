@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from engine.api import (
 )
 from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
+from engine.runtime.runner import Result, StepTimings
 from tests.engine.engine_harness import EngineHarness, check_takeover
 from tests.engine.families import write_with_voice
 from tests.fakes.checkpoints import TINY, write_checkpoint
@@ -115,12 +116,21 @@ def test_prefix_computed_ahead_delays_no_running_row(tiny_folder: Path) -> None:
     check_same(benches[1], benches[0])
 
 
+def step_with(bench: EngineHarness, command: Callable[[], None]) -> None:
+    """Carry out a command within a step, as one that came while the host waited for the device."""
+    commands = [command]
+    bench.engine.read_commands = lambda: commands.pop()() if commands else None
+    bench.step()
+    assert not commands
+
+
 def random_life(bench: EngineHarness, seed: int) -> list[int]:
     """Rows that come, wait for text, go on, are cancelled, in an order the seed decides; the cancelled ones."""
     chance = random.Random(seed)
     open_rows: dict[int, list[str]] = {}
-    cancelled = []
-    for number in range(40):
+    cancelled: list[int] = []
+
+    def act(number: int) -> None:
         action = chance.random()
         if action < 0.3 and len(open_rows) < 6:
             row = bench.submit(text="", layout=TextLayout.STREAMING, sampling=SamplingParams(seed=number))
@@ -137,6 +147,12 @@ def random_life(bench: EngineHarness, seed: int) -> list[int]:
             bench.cancel(row)
             cancelled.append(row)
             del open_rows[row]
+
+    for number in range(40):
+        if chance.random() < 0.5:
+            act(number)
+        else:
+            step_with(bench, partial(act, number))
         for _ in range(chance.randrange(4)):
             bench.step()
     for row in open_rows:
@@ -158,6 +174,22 @@ def test_rows_that_come_and_go_equal_the_plain_engine(tiny_folder: Path, seed: i
             assert pipelined.heard[row].reason == heard.reason
             assert np.abs(pipelined.heard[row].pcm - heard.pcm).max(initial=0.0) < TOLERANCE
     pipelined.check_idle()
+
+
+def test_request_during_the_wait_for_a_frame_is_in_the_next(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, late = make_bench(tiny_folder, True), list[str]()
+    first = bench.submit(text=TEXT, text_closed=True)
+    bench.step()
+    collect = bench.engine.runner.collect
+
+    def wait(times: StepTimings) -> list[Result]:
+        results = collect(times)
+        late.append(TEXT)
+        return results
+
+    monkeypatch.setattr(bench.engine.runner, "collect", wait)
+    step_with(bench, lambda: late and bench.submit(text=late.pop(), text_closed=True))
+    assert bench.admitted == [first, first + 1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
