@@ -150,7 +150,7 @@ def test_scheduled_buffers_play_each_sample_once(page, is_hidden, num_pieces, st
     first, last = (event["frame"] for event in told["events"])
     assert (last - first, told["events"][-1]["position"]) == (len(sent), len(sent))
     heard = samples(told["pcm"])
-    assert heard[first:last] == pytest.approx(sent, abs=1e-6)
+    assert np.allclose(heard[first:last], sent, rtol=0, atol=1e-6)
     assert not heard[:first].any()
     assert not heard[last:].any()
 
