@@ -13,11 +13,21 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
 
 from sessions.alignment.aligner import Aligner, Pcm
 from sessions.clock import TICK_S, next_mid_tick, now_s
 
-AlignerOp = Callable[[Aligner], None]
+
+class InputEnd(Enum):
+    TEXT = auto()
+    SPEECH = auto()
+
+
+# None of them is an object that garbage collections visit: thousands of them wait.
+AlignerInput = str | Pcm | InputEnd
 
 # Speech aligned in one go: half a millisecond of work.
 CHUNK_SAMPLES = 3_840
@@ -109,8 +119,8 @@ class LazyAligner:
         self._backlog = backlog
         self._share = _PendingShare(weakref.ref(self))
         self._aligner: Aligner | None = None
-        # Input that the aligner has not processed, and its bytes of speech.
-        self._kept: deque[tuple[AlignerOp, int]] = deque()
+        # Input that the aligner has not processed.
+        self._kept: deque[AlignerInput] = deque()
         self._over = False
         # The result, once all input is processed: an aligner is large, and ended responses are retained.
         self._found: array[int] | None = None
@@ -134,17 +144,17 @@ class LazyAligner:
             return self._get_aligner().estimate() if self._found is None else list(self._found)
 
     def add_text(self, text: str) -> None:
-        self._enqueue(lambda aligner: aligner.add_text(text))
+        self._enqueue(text)
 
     def end_text(self) -> None:
-        self._enqueue(lambda aligner: aligner.end_text())
+        self._enqueue(InputEnd.TEXT)
 
     def push(self, pcm: Pcm) -> None:
         for start in range(0, pcm.size, CHUNK_SAMPLES):
-            self._enqueue_pcm(pcm[start : start + CHUNK_SAMPLES])
+            self._enqueue(pcm[start : start + CHUNK_SAMPLES])
 
     def finish(self) -> None:
-        self._enqueue(lambda aligner: aligner.finish())
+        self._enqueue(InputEnd.SPEECH)
         self.end_input()
 
     def end_input(self) -> None:
@@ -178,27 +188,25 @@ class LazyAligner:
             self._backlog.remove(self._share, self._share.num_bytes)
             self._found, self._aligner = self._found or array("l"), None
 
-    def _enqueue_pcm(self, pcm: Pcm) -> None:
-        self._enqueue(lambda aligner: aligner.push(pcm), pcm.nbytes)
-
-    def _enqueue(self, deed: AlignerOp, num_bytes: int = 0) -> None:
+    def _enqueue(self, item: AlignerInput) -> None:
         if self._over:
             return
+        num_bytes = _num_bytes(item)
         if num_bytes:  # counted first: another thread may process it at once
             self._backlog.add(self._share, num_bytes)
-        self._kept.append((deed, num_bytes))
+        self._kept.append(item)
         if num_bytes:
             self._backlog.trim()
 
     def _run_next(self) -> None:
         try:
-            deed, num_bytes = self._kept.popleft()
+            item = self._kept.popleft()
         except IndexError:  # discarded meanwhile
             return
         try:
-            deed(self._get_aligner())
+            _apply(item, self._get_aligner())
         finally:
-            self._backlog.remove(self._share, num_bytes)
+            self._backlog.remove(self._share, _num_bytes(item))
         if self._over and not self._kept:
             self._release_aligner()
 
@@ -211,3 +219,20 @@ class LazyAligner:
         if self._found is None:
             self._found = array("l", self._get_aligner().estimate())
             self._aligner = None
+
+
+def _num_bytes(item: AlignerInput) -> int:
+    """Bytes of speech."""
+    return item.nbytes if isinstance(item, np.ndarray) else 0
+
+
+def _apply(item: AlignerInput, aligner: Aligner) -> None:
+    match item:
+        case str():
+            aligner.add_text(item)
+        case np.ndarray():
+            aligner.push(item)
+        case InputEnd.TEXT:
+            aligner.end_text()
+        case InputEnd.SPEECH:
+            aligner.finish()

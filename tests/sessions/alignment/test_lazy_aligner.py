@@ -95,6 +95,16 @@ def test_aligner_is_made_when_asked_and_keeps_nothing_after():
     assert backlog.num_bytes == aligner.num_pending_bytes == 0
 
 
+def test_pending_input_is_nothing_that_a_garbage_collection_visits():
+    aligner, _ = late()
+    gc.collect()
+    num_before = len(gc.get_objects())
+    for _ in range(100):
+        aligner.add_text("word ")
+        aligner.push(chunk(0))
+    assert len(gc.get_objects()) < num_before + 100
+
+
 def test_oldest_audio_is_aligned_beyond_the_limit():
     backlog = AlignmentBacklog(10 * CHUNK * 4)
     first, second = (LazyAligner(partial(UniformAligner, RATE), backlog) for _ in range(2))
