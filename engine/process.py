@@ -72,12 +72,13 @@ def _is_locked(path: Path) -> Iterator[None]:
 NEVER = 1 << 30
 
 
-def freeze_gc() -> None:
-    """Freeze present objects, and collect later ones only while they are young."""
+def freeze_gc(full_after: int = NEVER) -> None:
+    """Freeze present objects. A full collection of later ones follows ``full_after`` collections of younger ones, or
+    more after an earlier call with more."""
     gc.collect()
     gc.freeze()
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, NEVER)
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, max(old, full_after))
 
 
 def is_gc_frozen() -> bool:

@@ -99,12 +99,16 @@ class Unmade(Exception):
 
 
 @pytest.fixture
-def calm() -> Iterator[None]:
+def restored_gc() -> Iterator[None]:
     before = gc.get_threshold()
-    freeze_gc()
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
+
+
+@pytest.fixture
+def calm(restored_gc: None) -> None:
+    freeze_gc()
 
 
 def a_cycle() -> weakref.ref[Thing]:
@@ -126,6 +130,15 @@ def test_the_old_are_looked_through_in_pauses_alone() -> None:
     gone = a_cycle()
     collect_young()
     assert gone() is None
+
+
+@pytest.mark.usefixtures("restored_gc")
+def test_full_collections_of_a_server_are_rare_and_those_of_an_engine_stay_so() -> None:
+    freeze_gc(full_after=50)
+    assert gc.get_threshold()[2] == 50
+    freeze_gc()
+    freeze_gc(full_after=50)
+    assert is_gc_frozen()
 
 
 def test_default_keeps_python_s_behavior() -> None:
