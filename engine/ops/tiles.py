@@ -12,8 +12,9 @@ Tile = tuple[int, int, int, int]
 
 NUM_MULTIPROCESSORS = 132
 WIDE: Tile = (128, 256, 8, 3)
-LARGE: Tile = (128, 128, 8, 3)
-LARGE_NARROW: Tile = (128, 128, 4, 3)
+LARGE: Tile = (128, 128, 4, 3)
+# Of one tap: what follows the product, GELU or a residual, does not fit into the registers of four warps.
+LARGE_PRODUCT: Tile = (128, 128, 8, 3)
 TALL: Tile = (64, 128, 4, 4)
 # With the fewest programs that each is worth.
 SMALL: Sequence[tuple[Tile, int]] = (((64, 64, 4, 4), 90), ((32, 64, 4, 4), 90), ((16, 64, 4, 4), 40))
@@ -36,7 +37,7 @@ def conv_shape(rows: int, columns: int, taps: int, channels: int) -> Tile:
     """The largest tile that fits the columns and leaves no multiprocessor idle."""
     is_short = taps == 1 and channels <= MAX_SHORT
     if not is_short:
-        large = LARGE if columns > LARGE[1] else LARGE_NARROW
+        large = LARGE if taps > 1 else LARGE_PRODUCT
         wide_fits = padding(WIDE, columns) <= MAX_MORE_PADDING * padding(large, columns) and columns > LARGE[1]
         if wide_fits and num_programs(WIDE, rows, columns) >= 4 * NUM_MULTIPROCESSORS:
             return WIDE

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ops.tiles import LARGE, LARGE_NARROW, TALL, WIDE, Tile, conv_shape, num_programs
+from engine.ops.tiles import LARGE, LARGE_PRODUCT, TALL, WIDE, Tile, conv_shape, num_programs
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from engine.ops.tiles import LARGE, LARGE_NARROW, TALL, WIDE, Tile, conv_shape, 
         (256, 32, 768, 7, 768, LARGE),
         (1024, 160, 384, 7, 384, LARGE),
         (256, 640, 192, 7, 192, WIDE),
-        (1024, 1920, 96, 7, 96, LARGE_NARROW),
+        (1024, 1920, 96, 7, 96, LARGE),
         (1024, 160, 384, 1, 384, TALL),
         (64, 160, 384, 7, 384, TALL),
         (64, 32, 768, 7, 768, (64, 64, 4, 4)),
@@ -22,6 +22,7 @@ from engine.ops.tiles import LARGE, LARGE_NARROW, TALL, WIDE, Tile, conv_shape, 
         (8, 4, 1536, 7, 1024, (16, 64, 4, 4)),
         (1, 4, 96, 7, 96, (16, 32, 4, 4)),
         (1024, 2, 1024, 1, 4096, TALL),
+        (1024, 2, 4096, 1, 1024, LARGE_PRODUCT),
     ],
 )
 def test_the_rule_takes_what_was_measured_best(
