@@ -45,7 +45,7 @@ from engine.ops.reference_ops import select_ops
 
 # Of one block of threads, in units of 1,024 bytes, by target (CUDA programming guide, compute capabilities).
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
-MIN_FP8_TARGET = 89
+MIN_FP8_TARGET, MIN_EARLY_TARGET = 89, 90
 MAX_FLOW_BLOCKS = 64
 TYPES = {
     torch.bfloat16: "bf16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv", torch.int64: "i64",
@@ -69,8 +69,10 @@ class Variant(NamedTuple):
     options: tuple[tuple[str, int], ...]
 
     @property
-    def is_fp8(self) -> bool:
-        return any(kind == "*fp8e4nv" for _, kind in self.signature)
+    def min_target(self) -> int:
+        if "launch_pdl" in dict(self.options):
+            return MIN_EARLY_TARGET
+        return MIN_FP8_TARGET if any(kind == "*fp8e4nv" for _, kind in self.signature) else min(SHARED_KIB)
 
 
 class Resources(NamedTuple):
@@ -90,7 +92,7 @@ def specialize(kernel: Any, args: Sequence[Any], options: Mapping[str, Any]) -> 
     values = dict(zip(kernel.arg_names, args, strict=False)) | dict(options)
     signature, constants, aligned = [], [], []
     for place, param in enumerate(kernel.params):
-        value = values.pop(param.name)
+        value = values.pop(param.name, param.default)
         is_special = not param.do_not_specialize and isinstance(value, int)
         if param.is_constexpr or (is_special and value == 1):
             signature.append((param.name, "constexpr"))
@@ -114,13 +116,18 @@ def kind(value: Any) -> str:
 
 @torch.inference_mode()
 def record(rows: Sequence[int], precisions: Sequence[str], dtype: torch.dtype) -> set[Variant]:
+    from engine.ops.triton_early import EARLY_START
+
     found: set[Variant] = set()
 
     def note(kernel: Any, grid: object, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        found.add(specialize(kernel, args, options))
+        plain = {name: value for name, value in options.items() if name not in EARLY_START}
+        found.update(specialize(kernel, args, some) for some in (options, plain))
 
     # A CPU has no such product; cuBLAS has it on a GPU.
-    with mock.patch.object(F, "scaled_mm", empty_product), intercept(note):
+    products = mock.patch.object(F, "scaled_mm", empty_product)
+    early = mock.patch("engine.ops.triton_ops.can_start_early", return_value=True)
+    with products, early, intercept(note):
         for precision in precisions:
             for shape in SHAPES:
                 run_qwen3_tts(shape, rows, precision, dtype)
@@ -223,10 +230,7 @@ def parse_usage(text: str) -> tuple[int, int]:
 
 
 def compile_all(variants: Sequence[Variant], targets: Sequence[int], jobs: int) -> dict[tuple[Variant, int], Resources]:
-    pairs = [
-        (variant, target) for variant in variants for target in targets
-        if target >= MIN_FP8_TARGET or not variant.is_fp8
-    ]  # fmt: skip
+    pairs = [(variant, target) for variant in variants for target in targets if target >= variant.min_target]
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         found = pool.map(compile_for, *zip(*pairs, strict=True), chunksize=4)
         return dict(zip(pairs, found, strict=True))

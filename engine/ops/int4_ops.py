@@ -84,7 +84,7 @@ class Int4TritonOps(TritonOps):
         launch(int4_gemv_kernel, num_out // columns * rows)(
             x, *weight, x if norm is None else norm, out, eps, num_out, size, ROWS=rows, NORM=norm is not None,
             SWIGLU=swiglu, ADD=add, BLOCK_N=columns, GROUPS=math.gcd(size // GROUP, INT4_GEMV_GROUPS),
-            STAGES=INT4_GEMV_STAGES, num_warps=4,
+            STAGES=INT4_GEMV_STAGES, num_warps=4, **self.early(rows),
         )  # fmt: skip
 
     def launch_gemm(self, x: Tensor, weight: Weight, out: Tensor, num_parts: int, swiglu: bool) -> None:

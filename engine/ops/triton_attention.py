@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.ops.triton_early import wait_for_inputs
+
 # Query rows of a tile: the least a matrix product takes; those beyond the real ones are masked.
 NUM_Q = tl.constexpr(16)
 
@@ -71,13 +73,14 @@ def paged_attention_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, out_ptr,
     eps, scale, value_offset, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
-    BLOCK: tl.constexpr, WRITE: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr,
+    BLOCK: tl.constexpr, WRITE: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """One key head of one row a program, a row's heads side by side as its lines of the cache are.
 
     With WRITE its own key and value are made here, else they are there. With FP8 the cache is read in pairs and
     multiplied in fp16, even channels apart from odd ones.
     """
+    wait_for_inputs(EARLY)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     position = tl.load(position_ptr + row)
@@ -150,13 +153,14 @@ def paged_attention_kernel(
 def predictor_attention_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, out_ptr, eps, scale, value_offset, start,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, TOKENS: tl.constexpr,
-    PAST: tl.constexpr,
+    PAST: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """The predictor's: TOKENS new positions of one row behind ``start`` in the cache, PAST with the padding.
 
     New keys and values never leave the registers they come in. What is written is written last: a load does not pass a
     store that comes before it.
     """
+    wait_for_inputs(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, D)[None]
     line = cache_ptr + (row * LENGTH * HEADS + head) * D + d
@@ -209,9 +213,10 @@ def predictor_attention_kernel(
 def ring_attention_kernel(
     qkv_ptr, cos_ptr, sin_ptr, ring_ptr, slot_ptr, first_ptr, out_ptr, scale, slot_stride, window, num_angles,
     HEADS: tl.constexpr, D: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
-    EXACT: tl.constexpr,
+    EXACT: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """The codec's: TOKENS new positions of a slot over its last ``window``, kept in a ring of RING positions."""
+    wait_for_inputs(EARLY)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slot_ptr + row).to(tl.int64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.ops.triton_early import wait_for_inputs
+
 INVERSE_PI = tl.constexpr(0.3183098861837907)
 PI = tl.constexpr(3.141592653589793)
 
@@ -39,12 +41,13 @@ def conv_kernel(
     num_rows, length, x_stride, residual_stride, raw_stride, act_stride, dilation, C, TAPS, N,
     RESIDUAL: tl.constexpr, RAW: tl.constexpr,
     ACT: tl.constexpr, EXACT: tl.constexpr, EVEN_N: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Rows are (stream, position); strides are between streams. ACT: 0 none, 1 plain, 2 snake, 3 GELU.
 
     Tiles stand in one row, neighbours over the same rows of x: a grid takes no more than 65,535 in another direction.
     """
+    wait_for_inputs(EARLY)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     num_across = tl.cdiv(N, BLOCK_N)
     rows = tl.program_id(0) // num_across * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -126,8 +129,9 @@ def residual_unit_kernel(
 @triton.jit(do_not_specialize=["length"])
 def depthwise_norm_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, out_ptr, length, x_stride, eps,
-    C: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
+    C: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     stream, place = (row // length).to(tl.int64), row % length
     c = tl.arange(0, BLOCK)
@@ -146,8 +150,9 @@ def depthwise_norm_kernel(
 @triton.jit(do_not_specialize=["num_rows", "length"])
 def output_conv_kernel(
     x_ptr, weight_ptr, bias_ptr, pcm_ptr, num_rows, length, x_stride, pcm_stride,
-    C: tl.constexpr, BLOCK_C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_rows = rows < num_rows
     stream, place = (rows // length).to(tl.int64), rows % length
@@ -175,11 +180,13 @@ def conv_state_kernel(
     LOAD: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """One run of a layer's past of one row a program: state to the head of its buffer, or its tail to the state.
 
     Every number of the chunks is a multiple of STEP.
     """
+    wait_for_inputs(EARLY)
     row = tl.program_id(1).to(tl.int64)
     chunk = chunk_ptr + tl.program_id(0) * 6
     count = tl.multiple_of(tl.load(chunk + 1), STEP)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.ops.triton_early import wait_for_inputs
+
 # Inputs of an int4 weight that share a scale, and bytes that hold them.
 GROUP: tl.constexpr = tl.constexpr(64)
 HALF: tl.constexpr = tl.constexpr(32)
@@ -23,9 +25,10 @@ def to_float(nibble):
 def int4_gemv_kernel(
     x_ptr, weight_ptr, scale_ptr, norm_ptr, out_ptr, eps, N, K,
     ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr,
-    GROUPS: tl.constexpr, STAGES: tl.constexpr,
+    GROUPS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """As ``gemv_kernel`` over an ``Int4Weight``, ``GROUPS`` groups of inputs at a time."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0) % ROWS
     columns = tl.program_id(0) // ROWS * BLOCK_N + tl.arange(0, BLOCK_N)[:, None, None]
     group = tl.arange(0, GROUPS)[None, :, None]

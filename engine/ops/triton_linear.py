@@ -10,12 +10,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.ops.triton_early import wait_for_inputs
+
 
 @triton.jit
 def gemv_kernel(
     x_ptr, weight_ptr, scale_ptr, norm_ptr, out_ptr, eps, N, K,
     ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr,
     EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """out [ROWS, N] = f(norm(x [ROWS, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to.
 
@@ -23,6 +26,7 @@ def gemv_kernel(
     side by side: all but one find the weights in the cache. Weights go from memory to registers as they lie, without
     matrix units, and are summed up over threads once, at the end.
     """
+    wait_for_inputs(EARLY)
     row = tl.program_id(0) % ROWS
     columns = tl.program_id(0) // ROWS * BLOCK_N + tl.arange(0, BLOCK_N)
     steps = tl.arange(0, BLOCK_K)[None]

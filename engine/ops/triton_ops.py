@@ -41,6 +41,7 @@ from engine.ops.triton_codec import (
     output_conv_kernel,
     residual_unit_kernel,
 )
+from engine.ops.triton_early import EARLY_START, can_start_early
 from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
 from engine.ops.triton_sampling import exponential_kernel, sample_kernel
 from engine.weights.quantize import FP8, Weight
@@ -93,6 +94,11 @@ class TritonOps(ReferenceOps):
         self.on = set(KERNELS) - set(disabled)
         self.max_gemv_rows, self.max_gemm_rows = MAX_GEMV_ROWS, MAX_GEMM_ROWS
         self.unit_channels, self.min_unit_programs = UNIT_CHANNELS, MIN_UNIT_PROGRAMS
+        self.starts_early = "early" in self.on and can_start_early()
+
+    def early(self, rows: int) -> dict[str, bool]:
+        """Options of a launch for ``rows`` rows: with more, programs that wait hold back those of the other stream."""
+        return EARLY_START if self.starts_early and rows <= self.max_gemv_rows else {}
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -132,7 +138,7 @@ class TritonOps(ReferenceOps):
         launch(gemv_kernel, num_out // GEMV_COLUMNS * rows)(
             x, weight, x if scale is None else scale, x if norm is None else norm, out, eps, num_out, size,
             ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, SCALE=scale is not None, EVEN=size % depth == 0,
-            BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth, STAGES=4, num_warps=4,
+            BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth, STAGES=4, num_warps=4, **self.early(rows),
         )  # fmt: skip
 
     def launch_gemm(self, x: Tensor, weight: Weight, out: Tensor, num_parts: int, swiglu: bool) -> None:
@@ -233,7 +239,7 @@ class TritonOps(ReferenceOps):
         launch(paged_attention_kernel, heads, rows)(
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
             **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32, FP8=cache.dtype == FP8,
-            num_warps=warps, num_stages=stages,
+            num_warps=warps, num_stages=stages, **self.early(rows),
         )  # fmt: skip
         return out
 
@@ -255,7 +261,7 @@ class TritonOps(ReferenceOps):
         launch(predictor_attention_kernel, rows, heads)(
             qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
             HEADS=heads, GROUP=group, D=size, LENGTH=length, TOKENS=num_tokens,
-            PAST=max(MIN_PAST_TILE, power_of_two(start)) if start else 0, num_warps=1,
+            PAST=max(MIN_PAST_TILE, power_of_two(start)) if start else 0, num_warps=1, **self.early(rows),
         )  # fmt: skip
         return out
 
@@ -268,7 +274,7 @@ class TritonOps(ReferenceOps):
         launch(ring_attention_kernel, heads, slots.shape[0])(
             qkv, *rope, ring, slots, first, out, size**-0.5, ring.stride(0), window, rope[0].shape[0],
             HEADS=heads, D=size, RING=length, BLOCK=max(16, power_of_two(length)), TOKENS=num_tokens,
-            EXACT=qkv.dtype == torch.float32, num_warps=4,
+            EXACT=qkv.dtype == torch.float32, num_warps=4, **self.early(slots.shape[0]),
         )  # fmt: skip
         return out
 
@@ -300,7 +306,7 @@ class TritonOps(ReferenceOps):
             none if table is None else table, none if following is None else following, WIDTH=size,
             V=width, BLOCK=power_of_two(width), BITS=16 if is_bf16 else 32, FIRST=bool(first),
             NEXT=table is not None, WIDTH_BLOCK=power_of_two(size),
-            num_warps=8,
+            num_warps=8, **self.early(rows),
         )  # fmt: skip
         return out
 
@@ -356,7 +362,7 @@ class TritonOps(ReferenceOps):
             C=channels, TAPS=taps, N=num_out, RESIDUAL=residual is not None, RAW=raw is not None,
             ACT=0 if act is None else 3 if gelu else 2 if waves else 1, EXACT=x.dtype == torch.float32,
             EVEN_N=num_out % block_n == 0, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-            num_warps=warps, num_stages=stages,
+            num_warps=warps, num_stages=stages, **self.early(streams),
         )  # fmt: skip
 
     def residual_unit(
@@ -390,7 +396,7 @@ class TritonOps(ReferenceOps):
         out = x.new_empty(streams, length, channels)
         launch(depthwise_norm_kernel, streams * length)(
             x, weight, bias, *norm, out, length, x.stride(0), eps,
-            C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], num_warps=4,
+            C=channels, BLOCK=power_of_two(channels), TAPS=weight.shape[0], num_warps=4, **self.early(streams),
         )  # fmt: skip
         return out
 
@@ -403,6 +409,7 @@ class TritonOps(ReferenceOps):
         launch(output_conv_kernel, triton.cdiv(streams * length, 64))(
             x, weight, bias, pcm, streams * length, length, x.stride(0), pcm.stride(0),
             C=channels, BLOCK_C=power_of_two(channels), TAPS=weight.shape[0], BLOCK=64, num_warps=4,
+            **self.early(streams),
         )  # fmt: skip
 
     def load_conv_state(self, pads: PaddedBufferPlan, state: Tensor, slots: Tensor, fresh: Tensor) -> None:
@@ -422,5 +429,5 @@ class TritonOps(ReferenceOps):
     ) -> None:
         launch(conv_state_kernel, pads.chunks.shape[0], slots.shape[0])(
             state, pads.flat, pads.chunks, slots, fresh.view(torch.int8) if load else fresh, state.stride(0),
-            LOAD=load, BLOCK=PaddedBufferPlan.CHUNK, STEP=pads.step, num_warps=4,
+            LOAD=load, BLOCK=PaddedBufferPlan.CHUNK, STEP=pads.step, num_warps=4, **self.early(slots.shape[0]),
         )  # fmt: skip

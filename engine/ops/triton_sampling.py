@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from engine.ops.triton_early import wait_for_inputs
+
 
 @triton.jit
 def _exponential(word):
@@ -75,9 +77,10 @@ def sample_kernel(
     seen_ptr, slot_ptr, penalty_ptr, forget_ptr, banned_ptr, finite_ptr, num_codes, eos,
     table_ptr, next_ptr, WIDTH: tl.constexpr,
     V: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, FIRST: tl.constexpr, NEXT: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
+    WIDTH_BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """One row a program. With NEXT the row of ``table`` [V, WIDTH] that was drawn is copied to ``next``."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     ids = tl.arange(0, BLOCK)
     inside = ids < V

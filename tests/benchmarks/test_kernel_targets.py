@@ -15,7 +15,8 @@ from benchmarks.kernel_targets import Resources, Variant, known_targets, parse_u
 def kernel(*params: str) -> Any:
     """Parameters by name: upper case is a constant, ``rows`` is not specialized."""
     made = [
-        SimpleNamespace(name=name, is_constexpr=name.isupper(), do_not_specialize=name == "rows") for name in params
+        SimpleNamespace(name=name, is_constexpr=name.isupper(), do_not_specialize=name == "rows", default=False)
+        for name in params
     ]
     return SimpleNamespace(
         arg_names=list(params), params=made, fn=SimpleNamespace(__module__="ops", __name__="product_kernel")
@@ -23,12 +24,13 @@ def kernel(*params: str) -> Any:
 
 
 def test_variant_has_what_triton_specializes_on() -> None:
-    product = kernel("x_ptr", "rows", "width", "one", "eps", "BLOCK")
+    product = kernel("x_ptr", "rows", "width", "one", "eps", "BLOCK", "EARLY")
     x = torch.zeros(64, dtype=torch.bfloat16)
     found = specialize(product, (x, 16, 48, 1, 1e-6), {"BLOCK": 32, "num_warps": 4})
     kinds = {"x_ptr": "*bf16", "rows": "i32", "width": "i32", "one": "constexpr", "eps": "fp32", "BLOCK": "constexpr"}
+    kinds["EARLY"] = "constexpr"
     assert dict(found.signature) == kinds
-    assert found.constants == ((3, 1), (5, 32))
+    assert found.constants == ((3, 1), (5, 32), (6, False))
     assert found.aligned == (0, 2)
     assert found.options == (("num_warps", 4),)
     assert found == specialize(product, (x, 7, 64, 1, 2.0), {"BLOCK": 32, "num_warps": 4})
@@ -62,3 +64,10 @@ def test_targets_are_known_ones() -> None:
 def test_resource_usage_is_read_from_cuobjdump() -> None:
     text = "Resource usage:\n Function conv_kernel:\n  REG:168 STACK:24 SHARED:0 LOCAL:0 CONSTANT[0]:612 TEXTURE:0\n"
     assert parse_usage(text) == (168, 24)
+
+
+def test_only_some_targets_have_fp8_and_an_early_start() -> None:
+    plain = Variant("ops", "product_kernel", (("x", "*bf16"),), (), (), (("num_warps", 8),))
+    fp8 = plain._replace(signature=(("x", "*fp8e4nv"),))
+    assert [some.min_target for some in (plain, fp8)] == [80, 89]
+    assert {some._replace(options=(("launch_pdl", True),)).min_target for some in (plain, fp8)} == {90}

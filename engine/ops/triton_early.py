@@ -1,0 +1,32 @@
+"""Kernels that start while the one before ends (programmatic dependent launch, compute capability 9.0 on).
+
+A graph spends about a microsecond between two kernels, and a frame has several hundred. A kernel that is launched with
+``EARLY_START`` starts as soon as every program of the one before runs. It waits itself for the results.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+# Options of a launch: for the kernel, which then waits, and for Triton.
+EARLY_START = {"EARLY": True, "launch_pdl": True}
+
+
+def can_start_early() -> bool:
+    """Whether kernels are compiled for the GPU that is here, and it can start them early."""
+    is_other = knobs.runtime.interpret or knobs.runtime.override_arch
+    return not is_other and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+@triton.jit
+def wait_for_inputs(EARLY: tl.constexpr) -> None:
+    """Wait for the end of all earlier kernels, then let the next one start.
+
+    It comes first in every kernel that has EARLY. A kernel that ends has thus waited for all before it.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()

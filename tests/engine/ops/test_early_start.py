@@ -1,0 +1,101 @@
+"""Kernels that start while the one before ends: each waits first, few rows use it, and results keep every bit."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import ops as package
+from engine.ops.parallel_compile import intercept
+from engine.ops.params import ConvParams, ResidualStream
+
+ROWS, SIZE, STEPS, REPLAYS = 1, 512, 40, 25
+
+
+def early_kernels() -> list[ast.FunctionDef]:
+    trees = [ast.parse(path.read_text()) for path in Path(package.__path__[0]).glob("triton_*.py")]
+    found = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [node for node in found if node.name.endswith("_kernel") and "EARLY" in [arg.arg for arg in node.args.args]]
+
+
+def test_every_kernel_that_starts_early_waits_first() -> None:
+    kernels = early_kernels()
+    assert {"gemv_kernel", "paged_attention_kernel", "conv_kernel", "sample_kernel"} <= {node.name for node in kernels}
+    for node in kernels:
+        first = node.body[ast.get_docstring(node) is not None]
+        assert ast.unparse(first) == "wait_for_inputs(EARLY)", node.name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "disabled", "possible", "wanted"),
+    [(2, (), True, True), (3, (), True, False), (2, ("early",), True, False), (2, (), False, False)],
+)
+def test_few_rows_start_early_unless_it_is_off(
+    monkeypatch: pytest.MonkeyPatch, rows: int, disabled: tuple[str, ...], possible: bool, wanted: bool
+) -> None:
+    pytest.importorskip("triton")
+    from engine.ops import triton_ops
+
+    monkeypatch.setattr(triton_ops, "can_start_early", lambda: possible)
+    launched: list[dict[str, Any]] = []
+    with intercept(lambda kernel, grid, args, options: launched.append(options)):
+        run_convs(triton_ops.TritonOps(disabled), torch.zeros(rows, 4 + 6, SIZE), make_convs(torch.float32, "cpu"))
+    assert launched
+    for options in launched:
+        assert (options.get("EARLY", False), options.get("launch_pdl", False)) == (wanted, wanted)
+
+
+def make_convs(dtype: torch.dtype, device: str) -> list[ConvParams]:
+    weights = [torch.randn(7, SIZE, SIZE, dtype=dtype, device=device) * (7 * SIZE) ** -0.5 for _ in range(2)]
+    return [ConvParams(weight, torch.zeros(SIZE, device=device), 1) for weight in weights]
+
+
+def run_convs(ops: Any, padded: torch.Tensor, convs: list[ConvParams]) -> torch.Tensor:
+    """Each writes what the next reads, in place of what the one before read."""
+    x, y = padded.clone(), padded.clone()
+    for conv in convs:
+        ops.conv(x, conv, x.shape[1] - 6, act=y[:, 6:])
+        x, y = y, x
+    return x
+
+
+def run_products(ops: Any, x: torch.Tensor, weights: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    residual = ResidualStream(x.clone())
+    for both, back in weights:
+        y = ops.norm_swiglu(residual, torch.ones_like(x[0]), 1e-6, both)
+        ops.add_linear(residual, y, back)
+    return residual.x
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="needs CUDA of Hopper"
+)
+@pytest.mark.skipif("TRITON_OVERRIDE_ARCH" in os.environ, reason="runs the code of another target")
+def test_early_start_keeps_every_bit() -> None:
+    from engine.ops.triton_ops import TritonOps
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda").to(torch.bfloat16)
+
+    weights = [(random(8 * SIZE, SIZE) * SIZE**-0.5, random(SIZE, 4 * SIZE) * SIZE**-1.0) for _ in range(STEPS)]
+    convs, x, padded = STEPS // 2 * make_convs(torch.bfloat16, "cuda"), random(ROWS, SIZE), random(ROWS, 64 + 6, SIZE)
+    for run, given, params in ((run_products, x, weights), (run_convs, padded, convs)):
+        late: Any = TritonOps(disabled=["early"])
+        early: Any = TritonOps()
+        assert early.early(ROWS)
+        assert not late.early(ROWS)
+        wanted = run(late, given, params)  # type: ignore[operator]
+        run(early, given, params)  # type: ignore[operator]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = run(early, given, params)  # type: ignore[operator]
+        for _ in range(REPLAYS):
+            graph.replay()
+            assert torch.equal(found, wanted)
