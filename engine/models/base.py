@@ -312,7 +312,10 @@ class FrameProgramProtocol(Protocol):
     outputs: StaticBuffers
     tokens: StaticBuffers
 
-    def run_frame(self, num_rows: int) -> None: ...
+    def run_frame(self, num_rows: int, follows_prefill: int = 0) -> None:
+        """``follows_prefill`` is 1 where each row's hidden state is that of ``source`` in the prefill before."""
+        ...
+
     def run_prefill(self, num_tokens: int) -> None: ...
 
     def constants(self, row: SequenceState) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import compress
+from itertools import accumulate, compress
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from engine.program.isolate import isolate
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
 
 Result = tuple[Request, Outcome]
+# With more rows the pass of the talker that a step can save behind a prefill is a small part of it.
+MAX_PREFILLED_ROWS = 16
 # A graph and the numbers that it is captured for.
 GraphKey = tuple[GraphSet, tuple[int, ...]]
 
@@ -111,6 +113,12 @@ def add_failure(failed: list[Result]) -> Callable[[ScheduledWork, Exception], No
     return lambda work, error: failed.append((work.request, FailedOutcome(f"{type(error).__name__}: {error}")))
 
 
+def due_items(work: ScheduledWork) -> list[Any]:
+    """The inputs of a row that are computed."""
+    start = work.request.row.num_computed
+    return work.request.row.inputs[start : start + work.count]
+
+
 @dataclass(slots=True)
 class StepTimings:
     """Seconds, added up over steps; ``host_s`` is what the others leave of the whole."""
@@ -192,11 +200,19 @@ class GraphRunner(ModelRunner):
         self._holders: list[Request | None] = [None] * (num_slots + 1)
         self._flight: InFlightStep | None = None
         self._tokens_read = DeviceEvent(kv.data.device)
+        # Position in the last prefill of the input that each row samples from, by slot; empty if that is elsewhere.
+        self._sources: dict[int, int] = {}
 
     @property
     def frame_buckets(self) -> list[int]:
         """Row counts that steps are padded to."""
         return [rows for rows in self.row_buckets if rows >= (self.config.fixed_batch_rows or 0)]
+
+    @property
+    def prefilled_buckets(self) -> list[int]:
+        """Row counts of steps that sample from their prefill; none where rows are to be independent of others."""
+        fixed = self.config.fixed_batch_rows
+        return [] if fixed else [rows for rows in self.row_buckets if rows <= MAX_PREFILLED_ROWS]
 
     @property
     def in_flight(self) -> bool:
@@ -211,6 +227,7 @@ class GraphRunner(ModelRunner):
         """Largest first: the smaller ones then fit in the memory of the larger."""
         return [
             *((self.frames, (rows,)) for rows in reversed(self.frame_buckets)),
+            *((self.frames, (rows, 1)) for rows in reversed(self.prefilled_buckets)),
             *((self.prefills, (tokens,)) for tokens in reversed(self.token_buckets)),
         ]
 
@@ -226,8 +243,9 @@ class GraphRunner(ModelRunner):
         """Queue the step on the device; returns the rows that could not be."""
         start = time.perf_counter()
         failed: list[Result] = []
-        works = batch.items
-        isolate(self.prefill, [work for work in works if work.count > int(work.sample)], add_failure(failed))
+        works, self._sources = batch.items, {}
+        prefill = self.prefill_and_keep if self.can_sample_from_prefill(works) else self.prefill
+        isolate(prefill, [work for work in works if work.count > int(work.sample)], add_failure(failed))
         if failed:
             lost = {id(request) for request, _ in failed}
             works = [work for work in works if id(work.request) not in lost]
@@ -267,8 +285,12 @@ class GraphRunner(ModelRunner):
         inputs["position"][:count] = [request.row.num_computed - 1 for request in requests]
         for name in ("position", "frame", "text", "goes_on"):
             inputs[name][count:bucket] = 0
+        is_prefilled = all(request.held_slot in self._sources for request in requests)
+        if is_prefilled:
+            inputs["source"][:bucket] = 0
+            inputs["source"][:count] = [self._sources[request.held_slot] for request in requests]
         self.program.inputs.upload(bucket)
-        self.frames.replay(bucket)
+        self.frames.replay(*((bucket, 1) if is_prefilled else (bucket,)))
         self.program.outputs.download(count)
         self._flight = InFlightStep(requests, DeviceEvent(self.device))
 
@@ -301,32 +323,46 @@ class GraphRunner(ModelRunner):
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
+    def can_sample_from_prefill(self, works: Sequence[ScheduledWork]) -> bool:
+        """Return whether one prefill holds the last inputs of all rows that are sampled."""
+        sampled = [work for work in works if work.sample]
+        return (
+            0 < len(sampled) <= max(self.prefilled_buckets, default=0)
+            and all(work.count > 1 for work in sampled)
+            and sum(work.count for work in works) <= self.max_tokens
+            and all(self.program.can_stage(due_items(work)) for work in works)
+        )
+
+    def prefill_and_keep(self, works: Sequence[ScheduledWork]) -> list[None]:
+        """Keys, values and hidden states of all due inputs."""
+        self.prefill_ids([(work, due_items(work)) for work in works])
+        ends = accumulate(work.count for work in works)
+        self._sources = {work.request.held_slot: end - 1 for work, end in zip(works, ends, strict=True)}
+        return [None] * len(works)
+
     def prefill(self, works: Sequence[ScheduledWork]) -> list[None]:
         """Keys and values of all due inputs but one that is sampled: by ids in one graph, others one by one."""
-        staged: list[ScheduledWork] = []
+        staged: list[tuple[ScheduledWork, list[Any]]] = []
         for work in works:
-            items = self.items(work)
+            items = due_items(work)
+            if work.sample:
+                items.pop()
             if not self.program.can_stage(items):
                 self.forward([ScheduledWork(work.request, len(items), sample=False)])
             else:
-                staged.append(work)
+                staged.append((work, items))
         self.prefill_ids(staged)
         return [None] * len(works)
 
-    @staticmethod
-    def items(work: ScheduledWork) -> list[Any]:
-        start = work.request.row.num_computed
-        return work.request.row.inputs[start : start + work.count - int(work.sample)]
-
-    def prefill_ids(self, works: Sequence[ScheduledWork]) -> None:
-        pieces = [(work, start) for work in works for start in range(0, len(self.items(work)), self.max_tokens)]
+    def prefill_ids(self, inputs: Sequence[tuple[ScheduledWork, list[Any]]]) -> None:
         used = 0
-        for work, start in pieces:
-            items = self.items(work)[start : start + self.max_tokens]
-            if used + len(items) > self.max_tokens:
-                used = self.replay_tokens(used)
-            self.stage_items(used, work.request, work.request.row.num_computed + start, items)
-            used += len(items)
+        for work, items in inputs:
+            for start in range(0, len(items), self.max_tokens):
+                piece = items[start : start + self.max_tokens]
+                if used + len(piece) > self.max_tokens:
+                    used = self.replay_tokens(used)
+                self.stage_items(used, work.request, work.request.row.num_computed + start, piece)
+                used += len(piece)
         self.replay_tokens(used)
 
     def stage_items(self, used: int, request: Request, position: int, items: Sequence[Any]) -> None:

@@ -71,6 +71,7 @@ SCALARS: dict[str, torch.dtype] = {
     "seed": torch.int64,
     "place": torch.int64,
     "frame": torch.int64,
+    "source": torch.int64,
     "in_block": torch.bool,
     "in_rest": torch.bool,
     "too_soon": torch.bool,
@@ -94,16 +95,21 @@ class TalkerProgram:
         self.outputs = StaticBuffers(max_rows, {"codes": (torch.int32, (2,))}, self.device)
         token: Fields = {"text": (torch.int64, ()), "position": (torch.int32, ())}
         self.tokens = StaticBuffers(max_tokens, {**token, **table}, self.device)
+        # Hidden states of the last prefill, by its position.
+        self.prefilled = self.stack.norm.weight.new_zeros(max_tokens, self.stack.norm.weight.shape[0])
         self.inputs.device["temperature"].fill_(1.0)
         for buffers in (self.inputs, self.tokens):
             buffers.device["table"].fill_(kv.scratch_block)
 
     # -- what a graph holds --------------------------------------------------------------------------------------
 
-    def run_frame(self, num_rows: int) -> None:
+    def run_frame(self, num_rows: int, follows_prefill: int = 0) -> None:
         """Rows 0 .. num_rows - 1 of ``inputs`` to ``outputs``: the id drawn, and whether the row is finite."""
         given = {name: values[:num_rows] for name, values in self.inputs.device.items()}
-        hidden = self.run_stack(given["text"], given["table"], given["position"], together=False)
+        if follows_prefill:
+            hidden = self.prefilled[given["source"]]
+        else:
+            hidden = self.run_stack(given["text"], given["table"], given["position"], together=False)
         finite = torch.isfinite(hidden).all(-1)
         logits = self.model.stops.limit(
             self.model.talker.logits(hidden), given["in_block"], given["in_rest"], given["too_soon"]
@@ -115,9 +121,9 @@ class TalkerProgram:
         out[:, 1] = finite
 
     def run_prefill(self, num_tokens: int) -> None:
-        """Keys and values of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""
+        """Keys, values and hidden states of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""
         given = {name: values[:num_tokens] for name, values in self.tokens.device.items()}
-        self.run_stack(given["text"], given["table"], given["position"], together=True)
+        self.prefilled[:num_tokens] = self.run_stack(given["text"], given["table"], given["position"], together=True)
 
     def run_stack(self, ids: Tensor, tables: Tensor, positions: Tensor, together: bool) -> Tensor:
         """ids [N] at ``positions`` -> normed hidden states [N, H]."""

@@ -93,7 +93,7 @@ class FrameProgram:
         one: tuple[int, ...] = ()
         draws = dict.fromkeys(("temperature", "top_p", "predictor_temperature", "predictor_top_p"), (f32, one))
         limits = dict.fromkeys(("top_k", "predictor_top_k", "seed", "place", "frame"), (i64, one))
-        places = dict.fromkeys(("slot", "text", "forget"), (i64, one))
+        places = dict.fromkeys(("slot", "text", "forget", "source"), (i64, one))
         table = {"position": (i32, one), "table": (i32, (max_blocks,))}
         flags = {"banned": (torch.bool, one), "goes_on": (torch.bool, one)}
         row = draws | limits | places | table | flags | {"penalty": (f32, one), "ids": (i64, (self.num_books,))}
@@ -101,6 +101,8 @@ class FrameProgram:
         self.outputs = StaticBuffers(max_rows, {"codes": (i32, (self.num_books + 1,))}, self.device)
         token = table | {"text": (i64, one), "ids": (i64, (self.num_books,))}
         self.tokens = StaticBuffers(max_tokens, token, self.device)
+        # Of the last prefill, by its position.
+        self.prefilled = self.text_table.new_zeros(max_tokens, self.text_table.shape[1])
         for buffers in (self.inputs, self.tokens):
             buffers.device["table"].fill_(self.kv.scratch_block)
 
@@ -117,13 +119,11 @@ class FrameProgram:
 
     # -- what a graph holds --------------------------------------------------------------------------------------
 
-    def run_frame(self, num_rows: int) -> None:
+    def run_frame(self, num_rows: int, follows_prefill: int = 0) -> None:
         """Rows 0 .. num_rows - 1 of ``inputs`` to ``outputs``: the codes, and whether the row is finite."""
         given = {name: value[:num_rows] for name, value in self.inputs.device.items()}
         slots = given["slot"]
-        ids = torch.where(given["goes_on"][:, None], self.last[slots], given["ids"])
-        x = self.text_table[given["text"]] + self.embed(ids)
-        hidden = self.talker_stack.run(x, given["table"], given["position"], together=False)
+        hidden = self.prefilled[given["source"]] if follows_prefill else self.run_talker(given)
         code0, finite = self.first_code(hidden, given)
         codes = self.run_predictor(hidden, code0, self.sampling_tensors(num_rows, "predictor_"))
         self.last[slots] = codes + self.offsets
@@ -132,11 +132,17 @@ class FrameProgram:
         out[:, :-1] = codes
         out[:, -1] = finite
 
+    def run_talker(self, given: dict[str, Tensor]) -> Tensor:
+        """Hidden states [N, H] of one input of each row."""
+        ids = torch.where(given["goes_on"][:, None], self.last[given["slot"]], given["ids"])
+        x = self.text_table[given["text"]] + self.embed(ids)
+        return self.talker_stack.run(x, given["table"], given["position"], together=False)
+
     def run_prefill(self, num_tokens: int) -> None:
-        """Keys and values of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""
+        """Keys, values and hidden states of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""
         given = {name: value[:num_tokens] for name, value in self.tokens.device.items()}
         x = self.text_table[given["text"]] + self.embed(given["ids"])
-        self.talker_stack.run(x, given["table"], given["position"], together=True)
+        self.prefilled[:num_tokens] = self.talker_stack.run(x, given["table"], given["position"], together=True)
 
     def embed(self, ids: Tensor) -> Tensor:
         return F.embedding_bag(ids, self.frame_table, mode="sum")

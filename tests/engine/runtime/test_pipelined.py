@@ -281,6 +281,35 @@ def test_voice_that_fails_in_the_decoder_fails_alone(base_folder: Path, graphs: 
     assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_rows_that_begin_together_sample_from_their_prefill(
+    tiny_folder: Path, is_split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benches = [make_bench(tiny_folder, graphs) for graphs in (False, True)]
+    for bench, sampling in itertools.product(benches, SAMPLINGS[:2]):
+        bench.submit(text=TEXT[:20], text_closed=True, layout=TextLayout.FULL, sampling=sampling)
+    keys, runner = list[tuple[int, ...]](), benches[1].engine.runner
+    replay, stage_tokens = runner.frames.replay, runner.program.stage_tokens  # type: ignore[attr-defined]
+
+    def note(*key: int) -> None:
+        keys.append(key)
+        replay(*key)
+
+    def stage(start: int, row: Any, items: Sequence[Any]) -> None:
+        if is_split and start:
+            raise ValueError("one row at a time")
+        stage_tokens(start, row, items)
+
+    monkeypatch.setattr(runner.frames, "replay", note)  # type: ignore[attr-defined]
+    monkeypatch.setattr(runner.program, "stage_tokens", stage)  # type: ignore[attr-defined]
+    for bench in benches:
+        bench.run()
+    check_same(benches[1], benches[0])
+    assert keys[0] == ((2,) if is_split else (2, 1))
+    assert len(keys) > 4
+    assert {len(key) for key in keys[1:]} == {1}
+
+
 def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench(tiny_folder, True)
     program = bench.engine.runner.program  # type: ignore[attr-defined]

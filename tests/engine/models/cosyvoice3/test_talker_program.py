@@ -78,8 +78,8 @@ def test_a_talker_that_is_not_finite_fails_its_row_alone(both: tuple[LoadedCheck
     assert isinstance(runner, GraphRunner)
     replay = runner.frames.replay
 
-    def broken(num_rows: int) -> None:
-        replay(num_rows)
+    def broken(*key: int) -> None:
+        replay(*key)
         runner.program.outputs.device["codes"][1, 1] = 0
 
     runner.frames.replay = broken  # type: ignore[method-assign, assignment]
