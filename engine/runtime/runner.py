@@ -22,7 +22,7 @@ from engine.program.isolate import isolate
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
 
 Result = tuple[Request, Outcome]
-# With more rows the pass of the talker that a step can save behind a prefill is a small part of it.
+# With more rows the pass of the talker that a prefill saves them is a small part of the step.
 MAX_PREFILLED_ROWS = 16
 # A graph and the numbers that it is captured for.
 GraphKey = tuple[GraphSet, tuple[int, ...]]
@@ -244,8 +244,11 @@ class GraphRunner(ModelRunner):
         start = time.perf_counter()
         failed: list[Result] = []
         works, self._sources = batch.items, {}
-        prefill = self.prefill_and_keep if self.can_sample_from_prefill(works) else self.prefill
-        isolate(prefill, [work for work in works if work.count > int(work.sample)], add_failure(failed))
+        due = [work for work in works if work.count > int(work.sample)]
+        if due and self.can_sample_from_prefill(works):
+            isolate(self.prefill_and_keep, works, add_failure(failed))
+        else:
+            isolate(self.prefill, due, add_failure(failed))
         if failed:
             lost = {id(request) for request, _ in failed}
             works = [work for work in works if id(work.request) not in lost]
@@ -324,11 +327,10 @@ class GraphRunner(ModelRunner):
     # -- prompts -------------------------------------------------------------------------------------------------
 
     def can_sample_from_prefill(self, works: Sequence[ScheduledWork]) -> bool:
-        """Return whether one prefill holds the last inputs of all rows that are sampled."""
-        sampled = [work for work in works if work.sample]
+        """Return whether one pass of the talker can take all inputs of the step."""
+        num_sampled = sum(work.sample for work in works)
         return (
-            0 < len(sampled) <= max(self.prefilled_buckets, default=0)
-            and all(work.count > 1 for work in sampled)
+            0 < num_sampled <= max(self.prefilled_buckets, default=0)
             and sum(work.count for work in works) <= self.max_tokens
             and all(self.program.can_stage(due_items(work)) for work in works)
         )
