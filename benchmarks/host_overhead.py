@@ -66,7 +66,7 @@ def stub_device(engine: Engine) -> None:
     decoder.pcm.normal_(0, 0.1)
     decoder.finite.fill_(True)
 
-    def draw(rows: int) -> None:
+    def draw(rows: int, follows_prefill: int = 0) -> None:
         codes[:rows] = next(turn)[:rows]
 
     engine.runner.frames._run = draw

@@ -117,7 +117,7 @@ class SimulatedDevice:
     def install(self, engine: Engine) -> None:
         draw = engine.runner.frames._run
 
-        def frame(rows: int) -> None:
+        def frame(rows: int, follows_prefill: int = 0) -> None:
             draw(rows)
             self.queue_frame(rows)
 
