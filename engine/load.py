@@ -185,8 +185,7 @@ def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, devic
         program = family.make_frames(FrameContext(kv, config, ring))
         frames, prefills = GraphSet(program.run_frame, device), GraphSet(program.run_prefill, device)
         num_slots = config.max_running_requests
-        runs_ahead = ring is not None
-        return GraphRunner(family.model, kv, prefixes, config, program, frames, prefills, num_slots, runs_ahead)
+        return GraphRunner(family.model, kv, prefixes, config, program, frames, prefills, num_slots)
 
     return Engine(family.model, stage, config, make_runner, dtype=dtype, device=device)
 

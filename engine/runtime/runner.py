@@ -171,7 +171,7 @@ class BlockTables:
 
 
 class GraphRunner(ModelRunner):
-    """Steps over static buffers. With ``runs_ahead`` a step's outcomes are collected at the beginning of the next."""
+    """Steps over static buffers. A step's outcomes are collected at the beginning of the next."""
 
     def __init__(
         self,
@@ -183,10 +183,8 @@ class GraphRunner(ModelRunner):
         frames: GraphSet,
         prefills: GraphSet,
         num_slots: int,
-        runs_ahead: bool,
     ) -> None:
         super().__init__(model, kv, prefixes, config)
-        self.runs_ahead = runs_ahead
         self.program, self.frames, self.prefills = program, frames, prefills
         inputs, tokens = program.inputs.host, program.tokens.host
         self.max_rows, self.max_tokens = len(inputs["slot"]), len(tokens["text"])
@@ -232,15 +230,9 @@ class GraphRunner(ModelRunner):
         ]
 
     def run(self, batch: StepBatch, times: StepTimings) -> list[Result]:
-        """Launch the batch; returns the rows that could not be launched and, unless it runs ahead, all outcomes. A
-        batch that samples nothing leaves the step in flight where it is.
+        """Queue the step on the device; returns the rows that could not be. A batch that samples nothing leaves the
+        step in flight where it is.
         """
-        failed = self.launch(batch, times)
-        collects = not self.runs_ahead and any(work.sample for work in batch.items)
-        return [*(self.collect(times) if collects else []), *failed]
-
-    def launch(self, batch: StepBatch, times: StepTimings) -> list[Result]:
-        """Queue the step on the device; returns the rows that could not be."""
         start = time.perf_counter()
         failed: list[Result] = []
         works, self._sources = batch.items, {}
