@@ -36,6 +36,7 @@ from engine.models.cosyvoice3.vocoder_stage import HiftBatch, HiftGraphs, PcmTra
 from engine.models.cosyvoice3.voice import FLOW_REST
 from engine.ops.flow import select_flow_ops
 from engine.program.buffers import DeviceEvent
+from engine.program.decode_executor import new_stream
 from engine.program.isolate import isolate
 
 NO_PCM = np.zeros(0, dtype=np.float32)
@@ -45,6 +46,8 @@ MAX_QUEUED_SLICES = 2
 PROMPT_WORKSPACES = 32
 # Limit of blocks in flight per slot, so that a new request finds room in the queue.
 MAX_HOPS_PER_STEP = 2
+# Of the streams of flow and vocoder: a first chunk waits for them, and the talker's next step does not hurry.
+STREAM_PRIORITY = -1
 
 
 class CosyDecodeStage:
@@ -74,7 +77,8 @@ class CosyDecodeStage:
         self.failed: list[StreamSequence] = []
         self.flights = PcmTransfers(device)
         self.slices: deque[DeviceEvent] = deque()
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # A vocoder call is many small kernels, so ODE steps of other blocks run beside it.
+        self.stream, self.vocoder_stream = (new_stream(device, STREAM_PRIORITY) for _ in range(2))
         self.dummy_row = PromptSequence([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
         with torch.inference_mode():
             self.dummy_row.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
@@ -111,7 +115,7 @@ class CosyDecodeStage:
             return None
         self.streams[slot] = row = StreamSequence([], reserved_pages=pages, slot=slot)
         row.begin(self.dummy_row)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.vocoder_stream):
             self.vocoder.open(slot)
         return slot
 
@@ -299,10 +303,17 @@ class CosyDecodeStage:
             return
         rows, joined = list(mels), [torch.cat(list(pieces)) for pieces in mels.values()]
         lasts = [row.is_final and not row.cells and self.num_ready(row) == 0 for row in rows]
+        finished = DeviceEvent(self.device)
+        with torch.cuda.stream(self.vocoder_stream):
+            finished.make_stream_wait()
+            if self.vocoder_stream is not None:
+                for mel in joined:
+                    mel.record_stream(self.vocoder_stream)
+            self.push_mel(rows, joined, lasts)
+
+    def push_mel(self, rows: Sequence[StreamSequence], mels: Sequence[Tensor], lasts: Sequence[bool]) -> None:
         spoken: list[tuple[StreamSequence, Tensor, Tensor]] = []
-        for row, mel, out in zip(
-            rows, joined, self.vocoder.push_each([r.slot for r in rows], joined, lasts), strict=True
-        ):
+        for row, mel, out in zip(rows, mels, self.vocoder.push_each([r.slot for r in rows], mels, lasts), strict=True):
             if isinstance(out, Exception):
                 self.fail(row, out)
             else:
