@@ -22,6 +22,7 @@ from engine.ops.params import (
     SamplingTensors,
     SnakeParams,
 )
+from engine.ops.ras import ControlRules, RasTensors, limit_control, sample_rows
 from engine.ops.sampler import apply_repetition_penalty, sample_reference
 from engine.weights.quantize import FP8, Weight, as_bits, dense, to_fp8
 
@@ -200,6 +201,15 @@ class ReferenceOps:
         code = self.sample(logits.masked_fill(~may, -torch.inf), settings, 0)
         seen[slots] = past.scatter(1, code[:, None], True)
         return code, finite
+
+    def sample_speech(
+        self, logits: Tensor, control: ControlRules, rows: RasTensors, max_top_k: int, out: Tensor
+    ) -> None:
+        """logits [N, V] in fp32 -> ``out`` [N, 2]: ids, and whether all logits of a row are finite."""
+        finite = torch.isfinite(logits).all(-1)
+        limited = torch.where(finite[:, None], limit_control(logits, control), 0.0)
+        out[:, 0] = sample_rows(limited, rows, max_top_k, self.exponential)
+        out[:, 1] = finite
 
     # -- the codec -----------------------------------------------------------------------------------------------
 

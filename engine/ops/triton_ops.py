@@ -26,6 +26,7 @@ from engine.ops.params import (
     SamplingTensors,
     SnakeParams,
 )
+from engine.ops.ras import NUCLEUS, WHOLE, ControlRules, RasTensors
 from engine.ops.reference_ops import ReferenceOps
 from engine.ops.tiles import NUM_MULTIPROCESSORS, conv_shape
 from engine.ops.triton_attention import (
@@ -43,7 +44,7 @@ from engine.ops.triton_codec import (
 )
 from engine.ops.triton_early import EARLY_START, can_start_early
 from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
-from engine.ops.triton_sampling import exponential_kernel, sample_kernel
+from engine.ops.triton_sampling import exponential_kernel, sample_kernel, speech_sample_kernel
 from engine.weights.quantize import FP8, Weight
 
 # Above this weights are shared by rows that are multiplied together.
@@ -330,6 +331,19 @@ class TritonOps(ReferenceOps):
         finite = torch.empty(logits.shape[0], dtype=torch.bool, device=logits.device)
         first = (seen.view(torch.int8), slots, penalty, forget, banned.view(torch.int8), finite.view(torch.int8))
         return self.launch_sample(logits, settings, 0, first, num_codes, eos), finite
+
+    def sample_speech(
+        self, logits: Tensor, control: ControlRules, rows: RasTensors, max_top_k: int, out: Tensor
+    ) -> None:
+        num_rows, width = logits.shape
+        if "sample" not in self.on:
+            super().sample_speech(logits, control, rows, max_top_k, out)
+            return
+        launch(speech_sample_kernel, num_rows)(
+            logits, *(flags.view(torch.int8) for flags in control[:3]), *rows, out,
+            control.num_codes, control.stop, control.fill, V=width, BLOCK=power_of_two(width),
+            WINDOW=rows.history.shape[1], MERGE=control.merge, NUCLEUS=NUCLEUS, WHOLE=WHOLE, num_warps=16,
+        )  # fmt: skip
 
     # -- the codec -----------------------------------------------------------------------------------------------
 

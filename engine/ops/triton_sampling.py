@@ -72,6 +72,24 @@ def _top_p_threshold(shares, keys, wanted, BITS: tl.constexpr):
 
 
 @triton.jit
+def _row_noise(ids, seed, place, frame):
+    """-log of variates for ``ids`` [BLOCK] of one row, keyed as those of ``exponential_kernel``."""
+    zeros = ids * 0
+    word = _philox(
+        ids.to(tl.uint32), (zeros + place).to(tl.uint32), (zeros + frame).to(tl.uint32),
+        (zeros + (place >> 32)).to(tl.uint32), (zeros + seed).to(tl.uint32), (zeros + (seed >> 32)).to(tl.uint32),
+    )  # fmt: skip
+    return -tl.log(_exponential(word))
+
+
+@triton.jit
+def sort_keys(values, BITS: tl.constexpr):
+    """Unsigned integers in the order of fp32 values."""
+    bits = values.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ -1, bits ^ -2147483648).to(tl.uint32, bitcast=True) >> (32 - BITS)
+
+
+@triton.jit
 def sample_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, seed_ptr, place_ptr, frame_ptr, codebook, out_ptr,
     seen_ptr, slot_ptr, penalty_ptr, forget_ptr, banned_ptr, finite_ptr, num_codes, eos,
@@ -97,8 +115,7 @@ def sample_kernel(
         may = (ids < num_codes) | ((ids == eos) & (tl.load(banned_ptr + row) == 0))
         inside = inside & may
         logits = tl.where(inside, logits, float("-inf"))
-    bits = logits.to(tl.int32, bitcast=True)
-    keys = tl.where(bits < 0, bits ^ -1, bits ^ -2147483648).to(tl.uint32, bitcast=True) >> (32 - BITS)
+    keys = sort_keys(logits, BITS)
     limit = tl.zeros([1], tl.uint32)
     if top_k > 0:
         limit = _top_k_threshold(inside, keys, top_k, BITS)
@@ -111,13 +128,7 @@ def sample_kernel(
         beyond = _top_p_threshold(shares, keys, wanted, BITS)
         cut = tl.where(keys <= beyond, float("-inf"), scaled)
         scaled = tl.where(any_beyond, cut, scaled)
-    zeros = ids * 0
-    c0 = ids.to(tl.uint32)
-    c1 = (zeros + place).to(tl.uint32)
-    c2 = (zeros + frame).to(tl.uint32)
-    c3 = (zeros + (place >> 32)).to(tl.uint32)
-    word = _philox(c0, c1, c2, c3, (zeros + seed).to(tl.uint32), (zeros + (seed >> 32)).to(tl.uint32))
-    noisy = scaled - tl.log(_exponential(word))
+    noisy = scaled + _row_noise(ids, seed, place, frame)
     code = tl.argmax(tl.where(temperature == 0.0, logits, noisy), 0)
     code = tl.minimum(tl.maximum(code, 0), V - 1)
     tl.store(out_ptr + row, code.to(tl.int64))
@@ -148,3 +159,46 @@ def exponential_kernel(
         zeros + ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32),
     )
     tl.store(out_ptr + row * width + at, _exponential(word), mask=inside)
+
+
+@triton.jit
+def speech_sample_kernel(
+    logits_ptr, in_block_ptr, in_rest_ptr, too_soon_ptr, temperature_ptr, top_p_ptr, top_k_ptr, min_repeats_ptr,
+    history_ptr, seed_ptr, place_ptr, frame_ptr, out_ptr, num_codes, stop, fill,
+    V: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, MERGE: tl.constexpr,
+    NUCLEUS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """One row a program: ``limit_control``, then ``sample_rows``; ``out`` takes the id and whether all is finite."""
+    row = tl.program_id(0).to(tl.int64)
+    ids = tl.arange(0, BLOCK)
+    inside = ids < V
+    lowest = float("-inf")
+    logits = tl.load(logits_ptr + row * V + ids, mask=inside, other=lowest)
+    finite = tl.sum((inside & ~(tl.abs(logits) < float("inf"))).to(tl.int32), 0) == 0
+    ending = tl.where((ids == fill) & (tl.load(in_rest_ptr + row) != 0), lowest, logits)
+    control = inside & (ids >= num_codes)
+    if MERGE:
+        parts = tl.where(control, ending, lowest)
+        largest = tl.max(parts, 0)
+        ending = tl.where(ids == stop, largest + tl.log(tl.sum(tl.exp(parts - largest), 0)), lowest)
+    ending = tl.where(tl.load(too_soon_ptr + row) != 0, lowest, ending)
+    asking = tl.where(ids == fill, logits, lowest)
+    logits = tl.where(control, tl.where(tl.load(in_block_ptr + row) != 0, asking, ending), logits)
+    logits = tl.where(inside & (finite == 0), 0.0, logits)
+    temperature, frame = tl.load(temperature_ptr + row), tl.load(frame_ptr + row)
+    seed, place = tl.load(seed_ptr + row), tl.load(place_ptr + row)
+    scaled = logits / tl.where(temperature == 0.0, 1.0, temperature)
+    keys = sort_keys(scaled, 32)
+    limit = _top_k_threshold(inside, keys, tl.load(top_k_ptr + row), 32)
+    shares = tl.exp(scaled - tl.max(scaled, 0))
+    beyond = _top_p_threshold(shares, keys, tl.load(top_p_ptr + row) * tl.sum(shares, 0), 32)
+    kept = inside & (keys >= limit) & (keys > beyond)
+    code = tl.argmax(tl.where(kept, scaled + _row_noise(ids, seed, place | NUCLEUS, frame), lowest), 0)
+    history = tl.load(history_ptr + row * WINDOW + tl.arange(0, WINDOW))
+    others = tl.where(ids == code, lowest, scaled)
+    is_recent = tl.sum((history == code).to(tl.float32), 0) >= tl.load(min_repeats_ptr + row)
+    if is_recent & (tl.max(others, 0) > lowest):
+        code = tl.argmax(others + _row_noise(ids, seed, place | WHOLE, frame), 0)
+    code = tl.where(temperature == 0.0, tl.argmax(logits, 0), code)
+    tl.store(out_ptr + 2 * row, code.to(tl.int32))
+    tl.store(out_ptr + 2 * row + 1, finite.to(tl.int32))

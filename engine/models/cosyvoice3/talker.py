@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from engine.layers.transformer import AttentionContext, Transformer
 from engine.models.cosyvoice3.config import CosyTalkerConfig, SpeechIds
 from engine.models.cosyvoice3.prompt import CosySequence, RasParams, SamplingPhase
 from engine.ops.noise import NoiseSource, SampleKey
+from engine.ops.ras import NUCLEUS, WHOLE, ControlRules, limit_control, sample_nucleus
 from engine.weights.quantize import QUANTIZERS, quantize_linears
 
 
@@ -79,36 +80,24 @@ class StopRules:
     asks for more. ``merge`` makes one candidate of them all, as likely as they are together."""
 
     def __init__(self, ids: SpeechIds, mode: Literal["merge", "set"]) -> None:
-        self.num_codes, self.mode = ids.num_codes, mode
-        self.stop, self.fill = ids.eos - ids.num_codes, ids.fill - ids.num_codes
+        self.ids, self.merge = ids, mode == "merge"
 
     def apply(self, logits: Tensor, rows: Sequence[CosySequence]) -> Tensor:
         """logits [N, V] in fp32 -> the same with bans at -inf."""
         in_block = self._which(logits, [row.phase is SamplingPhase.BLOCK for row in rows])
         in_rest = self._which(logits, [row.phase is SamplingPhase.REST for row in rows])
         too_soon = self._which(logits, [row.num_generated < row.min_tokens for row in rows])
-        return self.limit(logits, in_block, in_rest, too_soon)
+        return limit_control(logits, self.rules(in_block, in_rest, too_soon))
 
-    def limit(self, logits: Tensor, in_block: Tensor, in_rest: Tensor, too_soon: Tensor) -> Tensor:
-        """The same by flags [N]."""
-        in_block, in_rest, too_soon = in_block[:, None], in_rest[:, None], too_soon[:, None]
-        codes, control = logits.split((self.num_codes, logits.shape[-1] - self.num_codes), dim=-1)
-        place = torch.arange(control.shape[-1], device=logits.device)
-        ending = control.masked_fill(in_rest & (place == self.fill), -torch.inf)
-        if self.mode == "merge":
-            together = ending.logsumexp(-1, keepdim=True)
-            ending = torch.where(place == self.stop, together, -torch.inf)
-        ending = ending.masked_fill(too_soon, -torch.inf)
-        asking = control.masked_fill(place != self.fill, -torch.inf)
-        return torch.cat((codes, torch.where(in_block, asking, ending)), dim=-1)
+    def rules(self, in_block: Tensor, in_rest: Tensor, too_soon: Tensor) -> ControlRules:
+        """By flags [N]."""
+        return ControlRules(in_block, in_rest, too_soon, self.ids.num_codes, self.ids.eos, self.ids.fill, self.merge)
 
     @staticmethod
     def _which(logits: Tensor, rows: list[bool]) -> Tensor:
         return torch.tensor(rows, device=logits.device)
 
 
-# Which sampling of a token the noise is for, in the place of the codebook.
-NUCLEUS, WHOLE = 0, 1
 # An id that no token has: fills up a history.
 NOTHING = -1
 
@@ -137,17 +126,6 @@ def _sample_nucleus(scaled: Tensor, params: Sequence[RasParams], keys: list[Samp
     top_p = torch.tensor([[p.top_p] for p in params], device=scaled.device)
     widest = max(p.top_k or size for p in params)
     return sample_nucleus(scaled, top_p, top_k, widest, lambda ids: noise.exponential(keys, NUCLEUS, ids))
-
-
-def sample_nucleus(
-    scaled: Tensor, top_p: Tensor, top_k: Tensor, widest: int, exponential: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """scaled logits [N, V], top_p and top_k [N, 1], of which none is above ``widest`` -> ids [N]."""
-    ranked, ids = scaled.softmax(-1).topk(min(widest, scaled.shape[-1]), dim=-1)
-    ranks = torch.arange(ranked.shape[-1], device=scaled.device)
-    kept = (ranked.cumsum(-1) - ranked < top_p) & (ranks < top_k)
-    place = (ranked.where(kept, 0.0) / exponential(ids)).argmax(-1, keepdim=True)
-    return ids.gather(-1, place)[:, 0]
 
 
 def _is_recent(picked: Tensor, params: Sequence[RasParams], histories: Sequence[Sequence[int]]) -> Tensor:

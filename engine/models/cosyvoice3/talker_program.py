@@ -7,7 +7,7 @@ there is data here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,46 +19,12 @@ from engine.models.base import FailedOutcome, FrameContext, Outcome, SequenceSta
 from engine.models.cosyvoice3.config import MAX_TOP_K, MAX_WINDOW
 from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.prompt import CosySequence, SamplingPhase
-from engine.models.cosyvoice3.talker import NOTHING, NUCLEUS, WHOLE, sample_nucleus
+from engine.models.cosyvoice3.talker import NOTHING
 from engine.ops.noise import to_int64
+from engine.ops.ras import RasTensors
 from engine.ops.reference_ops import ReferenceOps, select_ops
 from engine.ops.stack import PagedStack
 from engine.program.buffers import Fields, StaticBuffers
-
-
-class RasTensors(NamedTuple):
-    """Tensors [N] of N rows, and the last ids drawn [N, window], padded with ``NOTHING``; ``top_k`` from 1."""
-
-    temperature: Tensor
-    top_p: Tensor
-    top_k: Tensor
-    min_repeats: Tensor
-    history: Tensor
-    seed: Tensor
-    place: Tensor
-    frame: Tensor
-
-
-def sample_rows(logits: Tensor, rows: RasTensors, max_top_k: int, ops: ReferenceOps) -> Tensor:
-    """logits [N, V] in fp32, bans already -inf -> ids [N]."""
-    greedy = rows.temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
-    seed, place, frame = rows.seed, rows.place, rows.frame
-    picked = sample_nucleus(
-        scaled,
-        rows.top_p[:, None],
-        rows.top_k[:, None],
-        max_top_k,
-        lambda ids: ops.exponential(seed, place | NUCLEUS, frame, ids),
-    )
-    heard = (rows.history == picked[:, None]).sum(-1)
-    others = scaled.scatter(-1, picked[:, None], -torch.inf)
-    again = (heard >= rows.min_repeats) & ~others.isneginf().all(-1)
-    ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
-    noise = ops.exponential(seed, place | WHOLE, frame, ids)
-    another = (others.softmax(-1) / noise).argmax(-1)
-    return torch.where(greedy, logits.argmax(-1), torch.where(again, another, picked))
-
 
 SCALARS: dict[str, torch.dtype] = {
     "slot": torch.int64,
@@ -110,15 +76,10 @@ class TalkerProgram:
             hidden = self.prefilled[given["source"]]
         else:
             hidden = self.run_stack(given["text"], given["table"], given["position"], together=False)
-        finite = torch.isfinite(hidden).all(-1)
-        logits = self.model.stops.limit(
-            self.model.talker.logits(hidden), given["in_block"], given["in_rest"], given["too_soon"]
-        )
-        logits = torch.where(finite[:, None], logits, 0.0)
+        logits = self.model.talker.logits(hidden)
+        control = self.model.stops.rules(given["in_block"], given["in_rest"], given["too_soon"])
         rows = RasTensors(*(given[name] for name in RasTensors._fields))
-        out = self.outputs.device["codes"][:num_rows]
-        out[:, 0] = sample_rows(logits, rows, MAX_TOP_K, self.ops)
-        out[:, 1] = finite
+        self.ops.sample_speech(logits, control, rows, MAX_TOP_K, self.outputs.device["codes"][:num_rows])
 
     def run_prefill(self, num_tokens: int) -> None:
         """Keys, values and hidden states of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""

@@ -24,6 +24,7 @@ from engine.ops.params import (
     SamplingTensors,
     SnakeParams,
 )
+from engine.ops.ras import ControlRules, RasTensors
 from engine.ops.reference_ops import ReferenceOps
 from engine.weights.quantize import Weight, as_bits, quantize, quantize_int4, to_fp8
 
@@ -378,6 +379,34 @@ def test_a_draw_brings_what_is_fed_next(fused: Any, dtype: torch.dtype) -> None:
     codes, following = fused.sample_next(logits, settings_for(5), 2, table)
     assert torch.equal(codes, fused.sample(logits, settings_for(5), 2))
     assert torch.equal(following, table[codes])
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_speech_draws_are_those_of_the_reference(fused: Any, merge: bool) -> None:
+    rows, width, num_codes = 120, 300, 280
+    number = torch.arange(rows, device=DEVICE)
+    logits = random(rows, width, scale=3.0)
+    logits[7, 5] = float("nan")
+    settings = settings_for(rows)
+    control = ControlRules(number % 5 == 0, number % 3 == 0, number % 2 == 0, num_codes, 281, 283, merge)
+    params = RasTensors(
+        temperature=settings.temperature,
+        top_p=0.2 + 0.8 * (number % 4) / 3,
+        top_k=1 + number % 40,
+        min_repeats=1.0 + number % 2,
+        history=logits.topk(16).indices.roll(3, 0),
+        seed=settings.seed,
+        place=settings.place,
+        frame=settings.frame,
+    )
+    params.history[: rows // 2] = logits.topk(16).indices[: rows // 2]
+    found, wanted = (torch.zeros(rows, 2, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    fused.sample_speech(logits, control, params, 40, found)
+    PLAIN.sample_speech(logits, control, params, 40, wanted)
+    same = found == wanted
+    assert same[:, 1].all()
+    assert wanted[:, 1].sum() == rows - 1
+    assert same[:, 0].float().mean() >= 1 - 1 / rows  # two candidates may be as near as their rounding
 
 
 def test_first_draws_penalise_ban_and_remember(fused: Any) -> None:
