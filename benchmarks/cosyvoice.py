@@ -103,7 +103,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.device, sizes = torch.device(args.device), SHAPES[args.shape]
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        most = max(*args.streams, *args.burst)
+        most = max([*args.streams, *args.burst])
         flow_settings = FlowSettings(graphs=not args.eager, triton_kernels=not args.plain, **args.flow)
         settings = CosyVoice3Settings(flow=flow_settings, vocoder=VocoderSettings(graphs=not args.eager))
         self.config = EngineConfig(
@@ -233,8 +233,8 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="released")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--streams", type=numbers, default=[1, 16])
@@ -249,11 +249,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="run without CUDA graphs")
     parser.add_argument("--plain", action="store_true", help="run without fused kernels")
     parser.add_argument("--flow", type=json.loads, default={}, help="more settings of the flow, as JSON")
-    return parser.parse_args()
+    return parser
 
 
 def main() -> None:
-    args = parse()
+    args = make_parser(__doc__).parse_args()
     if args.device == "cpu":
         torch.set_num_threads(CPU_THREADS)
     bench = Bench(args)
