@@ -24,13 +24,17 @@ class StatefulLayer(nn.Module):
     def num_state_values(self) -> int:
         return self.width * self.context
 
+    def of(self, state: Tensor) -> Tensor:
+        """The layer's own part of ``state``, as a view [B, width, context]."""
+        return state[:, self.offset : self.offset + self.num_state_values].view(-1, self.width, self.context)
+
     def concat_state(self, x: Tensor, state: Tensor | None) -> Tensor:
         """x [B, width, T] -> [B, width, context + T], and the state moves on by T."""
         if self.context == 0:
             return x
         if state is None:
             return F.pad(x, (self.context, 0))
-        own = state[:, self.offset : self.offset + self.num_state_values].view(-1, self.width, self.context)
+        own = self.of(state)
         joined = torch.cat((own, x), dim=-1)
         own.copy_(joined[..., -self.context :])
         return joined

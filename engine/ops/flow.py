@@ -1,4 +1,4 @@
-"""Operations of a flow block between its matrix products, in plain torch."""
+"""Operations of a flow block between its matrix products, and the snake of the vocoder, in plain torch."""
 
 from __future__ import annotations
 
@@ -56,6 +56,12 @@ def apply_rope_pairs(x: Tensor, angles: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
 
 
+def snake(x: Tensor, alpha: Tensor) -> Tensor:
+    """x [B, C, T] + sin(alpha x)^2 / (alpha + 1e-9), alpha [C]."""
+    alpha = alpha[:, None]
+    return torch.addcmul(x, torch.sin(x * alpha).square(), 1 / (alpha + 1e-9))
+
+
 class FlowOps:
     """Rows are (cell, branch); modulations [n, dim] are the same for both branches of a cell."""
 
@@ -94,6 +100,12 @@ class FlowOps:
         keys_first, values_first = (side.transpose(1, 2) for side in past)
         found = F.scaled_dot_product_attention(q.transpose(1, 2), keys_first, values_first, seen[:, None, None])
         return found.transpose(1, 2).flatten(2)
+
+    def snake_join(self, x: Tensor, alpha: Tensor, past: Tensor) -> Tensor:
+        """x [B, C, T] -> [B, C, context + T]: the snake of x behind ``past`` [B, C, context], which moves on by T."""
+        joined = torch.cat((past, snake(x, alpha)), dim=-1)
+        past.copy_(joined[..., x.shape[-1] :])
+        return joined
 
     def apply_rope(self, x: Tensor, angles: Tensor) -> Tensor:
         """x [rows, frames, heads, D] with its first head turned to its position."""

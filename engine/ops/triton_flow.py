@@ -1,4 +1,6 @@
-"""``FlowOps`` as Triton kernels: modulated norms, the write to the pages, attention over them, grouped convolutions."""
+"""``FlowOps`` as Triton kernels: modulated norms, the write to the pages, attention over them, grouped convolutions,
+and the snake of the vocoder.
+"""
 
 from __future__ import annotations
 
@@ -123,11 +125,38 @@ def grouped_conv_kernel(
     tl.store(out_at, total * grown / (grown + 2.0), mask=inside)
 
 
+@triton.jit(do_not_specialize=["past_stride", "context", "length"])
+def snake_join_kernel(
+    x_ptr, alpha_ptr, past_ptr, out_ptr, past_stride, context, length,
+    MAX_CONTEXT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One channel of one row: ``out`` takes its past and the snake of x, and the past becomes the end of ``out``."""
+    row, channel = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    line = row * tl.num_programs(1) + channel
+    out_at = out_ptr + line * (context + length)
+    back = tl.arange(0, MAX_CONTEXT)
+    past_at = past_ptr + row * past_stride + channel * context + back
+    tl.store(out_at + back, tl.load(past_at, mask=back < context), mask=back < context)
+    alpha = tl.load(alpha_ptr + channel)
+    for part in range(tl.cdiv(length, BLOCK)):
+        t = part * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + line * length + t, mask=t < length, other=0.0)
+        wave = tl.sin(x * alpha)
+        tl.store(out_at + context + t, x + wave * wave / (alpha + 1e-9), mask=t < length)
+    # What other threads of the program wrote is read.
+    tl.debug_barrier()
+    tl.store(past_at, tl.load(out_at + length + back, mask=back < context), mask=back < context)
+
+
 # Frames of one program of the attention: of few programs, and of many.
 QUERY_TILES = 32, 64
 MANY_PROGRAMS = 512
 # Of a product on the matrix units.
 MIN_TILE = 16
+# Samples that a program of the snake works on at once.
+SNAKE_TILE = 1024
+# Of the past that it holds: that of 11 taps, 5 apart, is 50.
+MAX_CONTEXT = 64
 
 
 class TritonFlowOps(FlowOps):
@@ -176,5 +205,17 @@ class TritonFlowOps(FlowOps):
             qkv, keys, values, call.visible, call.num_visible, out, size**-0.5, call.visible.stride(0),
             FRAMES=frames, HEADS=heads, D=size, BLOCK_M=tile, BLOCK_N=width, EXACT=qkv.dtype == torch.float32,
             num_warps=4, num_stages=2,
+        )  # fmt: skip
+        return out
+
+    def snake_join(self, x: Tensor, alpha: Tensor, past: Tensor) -> Tensor:
+        rows, channels, length = x.shape
+        context = past.shape[-1]
+        if context > MAX_CONTEXT:
+            return super().snake_join(x, alpha, past)
+        out = x.new_empty(rows, channels, context + length)
+        launch(snake_join_kernel, rows, channels)(
+            x.contiguous(), alpha, past, out, past.stride(0), context, length,
+            MAX_CONTEXT=MAX_CONTEXT, BLOCK=SNAKE_TILE, num_warps=4,
         )  # fmt: skip
         return out

@@ -61,6 +61,8 @@ class CosyDecodeStage:
         max_cached_voices: int,
     ) -> None:
         self.settings, self.device = settings.flow, device
+        ops = select_flow_ops(device, settings.flow.triton_kernels)
+        hift.use(ops)
         self.vocoder = self.make_vocoder(flow, hift, num_slots + 1, settings.vocoder.graphs)
         self.sample_rate: int = hift.config.sample_rate
         self.mel_samples: int = hift.config.frame_samples
@@ -68,7 +70,6 @@ class CosyDecodeStage:
         pages = FlowPageStore(flow.config, num_pages(flow, settings.flow), flow.compute_dtype, device)
         self.max_cells_of_slot = MAX_HOPS_PER_STEP * max(settings.flow.chunk_blocks)
         num_places = num_slots * self.max_cells_of_slot + PROMPT_WORKSPACES
-        ops = select_flow_ops(device, settings.flow.triton_kernels)
         self.runner = FlowRunner(flow, pages, ops, settings.flow.max_blocks_per_step, num_places, settings.flow.graphs)
         self.shape = self.runner.shape
         self.memory = FlowPagePool(settings.flow, self.shape, pages.num_pages, num_places, max_cached_voices)

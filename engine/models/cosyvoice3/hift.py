@@ -23,6 +23,7 @@ from engine.models.cosyvoice3.hift_source import (
     HarmonicSource,
     MatrixStft,
 )
+from engine.ops.flow import FlowOps, snake
 
 
 class LeftConv(StatefulLayer):
@@ -35,7 +36,10 @@ class LeftConv(StatefulLayer):
         self.bias = nn.Parameter(torch.empty(channels_out))
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
-        return F.conv1d(self.concat_state(x, state), self.weight, self.bias, dilation=self.dilation)
+        return self.convolve(self.concat_state(x, state))
+
+    def convolve(self, joined: Tensor) -> Tensor:
+        return F.conv1d(joined, self.weight, self.bias, dilation=self.dilation)
 
 
 class RepeatConv(StatefulLayer):
@@ -56,9 +60,6 @@ class RepeatConv(StatefulLayer):
 class StateSlice(StatefulLayer):
     """A slice of the state that is read and written by hand: [R, width, context]."""
 
-    def of(self, state: Tensor) -> Tensor:
-        return state[:, self.offset : self.offset + self.num_state_values].view(-1, self.width, self.context)
-
 
 class HiftSnake(nn.Module):
     """x + sin(alpha x)^2 / (alpha + 1e-9), alpha per channel, stored as it is."""
@@ -68,8 +69,7 @@ class HiftSnake(nn.Module):
         self.alpha = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        alpha = self.alpha[:, None]
-        return torch.addcmul(x, torch.sin(x * alpha).square(), 1 / (alpha + 1e-9))
+        return snake(x, self.alpha)
 
 
 class ResBlock(nn.Module):
@@ -81,12 +81,19 @@ class ResBlock(nn.Module):
         self.convs2 = nn.ModuleList(LeftConv(channels, channels, kernel) for _ in dilations)
         self.activations1 = nn.ModuleList(HiftSnake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(HiftSnake(channels) for _ in dilations)
+        self.ops = FlowOps()
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
-        for snake, dilated, second_snake, plain in layers:
-            x = x + plain(second_snake(dilated(snake(x), state)), state)
+        for first, dilated, second, plain in layers:
+            x = x + self.convolve(plain, second, self.convolve(dilated, first, x, state), state)
         return x
+
+    def convolve(self, conv: LeftConv, snake: HiftSnake, x: Tensor, state: Tensor | None) -> Tensor:
+        """``conv`` of the snake of x."""
+        if state is None:
+            return conv(snake(x))
+        return conv.convolve(self.ops.snake_join(x, snake.alpha, conv.of(state)))
 
 
 class DownConv(nn.Module):
@@ -177,6 +184,10 @@ class Hift(nn.Module):
             part.to(torch.float64 if part is self.f0_predictor else torch.float32)
         self.m_source.fuse()
         self.spectra.fuse(self.conv_pre.weight.device)
+
+    def use(self, ops: FlowOps) -> None:
+        for block in (*self.source_resblocks, *self.resblocks):
+            block.ops = ops
 
     def new_state(self, num_rows: int) -> HiftState:
         like = self.conv_pre.weight

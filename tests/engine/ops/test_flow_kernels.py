@@ -84,6 +84,18 @@ def test_a_step_of_many_cells(dtype: torch.dtype, block_frames: int) -> None:
         assert torch.equal(pair[1][:, :2], pair[0][:, :2]), "what others hold stays as it is"
 
 
+@pytest.mark.parametrize(("length", "context"), [(3, 10), (40, 50), (1500, 2)])
+def test_snake_behind_the_past_of_its_channel(length: int, context: int) -> None:
+    from engine.ops.triton_flow import TritonFlowOps
+
+    x, alpha = torch.randn(2, 3, length, device=DEVICE), torch.rand(3, device=DEVICE) + 0.1
+    states = torch.randn(2, 5 + 3 * context + 4, device=DEVICE).expand(2, -1, -1).clone()
+    pasts = [state[:, 5 : 5 + 3 * context].view(2, 3, context) for state in states]
+    found, wanted = TritonFlowOps().snake_join(x, alpha, pasts[0]), FlowOps().snake_join(x, alpha, pasts[1])
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(states[0], states[1], atol=2e-6, rtol=2e-6)
+
+
 def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
     found, wanted = found.double(), wanted.double()
     assert torch.isfinite(found).all()
