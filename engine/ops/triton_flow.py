@@ -24,14 +24,15 @@ def modulate_kernel(
     d = tl.arange(0, BLOCK)
     inside = d < DIM
     h = tl.load(h_ptr + row * DIM + d, mask=inside, other=0.0)
+    # Before the sums, which the loads need not wait for.
+    scale = tl.load(scale_ptr + cell * part_stride + d, mask=inside, other=0.0)
+    shift = tl.load(shift_ptr + cell * part_stride + d, mask=inside, other=0.0)
     if ADD:
         gate = tl.load(gate_ptr + cell * gate_stride + d, mask=inside, other=0.0)
         h += gate * tl.load(added_ptr + row * DIM + d, mask=inside, other=0.0).to(tl.float32)
         tl.store(h_ptr + row * DIM + d, h, mask=inside)
     centred = tl.where(inside, h - tl.sum(h, 0) / DIM, 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + eps)
-    scale = tl.load(scale_ptr + cell * part_stride + d, mask=inside, other=0.0)
-    shift = tl.load(shift_ptr + cell * part_stride + d, mask=inside, other=0.0)
     out = centred * inverse * (1.0 + scale) + shift
     tl.store(out_ptr + row * DIM + d, out.to(out_ptr.dtype.element_ty), mask=inside)
 

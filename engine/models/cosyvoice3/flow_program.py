@@ -142,12 +142,12 @@ class FlowProgram:
         given = self.inputs[:num_cells]
         place, step = given[:, InputColumns.PLACE], given[:, InputColumns.STEP]
         call = self.call(given, num_blocks)
-        x = self.x.index_select(0, place)
+        x = self.x[place]
         h = self.embed(x, place)
         h = self.position_frames(h, call)
-        blocks, outputs = (values.index_select(0, step) for values in self.moments)
+        blocks, outputs = (values[step] for values in self.moments)
         conditioned, free = self.velocity(*self.run_blocks(h, blocks, call), outputs).unbind(1)
-        weights, dt = self.flow.guidance, self.time_steps.index_select(0, step)[:, None, None]
+        weights, dt = self.flow.guidance, self.time_steps[step][:, None, None]
         x = x + dt * (weights.conditioned * conditioned - weights.free * free)
         self.x.index_copy_(0, place, x)
         self.x[DUMMY_WORKSPACE].zero_()
@@ -170,14 +170,14 @@ class FlowProgram:
     def embed(self, x: Tensor, place: Tensor) -> Tensor:
         """x [n, frames, mel] -> [n * 2, frames, dim]; the free branch has no condition."""
         own = F.linear(x, self.x_weight)
-        return torch.stack((own + self.conditions.index_select(0, place), own + self.bias), 1).flatten(0, 1)
+        return torch.stack((own + self.conditions[place], own + self.bias), 1).flatten(0, 1)
 
     def position_frames(self, h: Tensor, call: FlowCall) -> Tensor:
         y = h
         for conv, tails in zip(self.convs, self.pages.tails, strict=True):
             y = y.to(self.dtype)
             tails.index_copy_(0, call.own, y[:, -tails.shape[1] :])
-            y = self.ops.mish_conv(conv, torch.cat((tails.index_select(0, call.before), y), 1))
+            y = self.ops.mish_conv(conv, torch.cat((tails[call.before], y), 1))
         return h + y
 
     def run_blocks(self, h: Tensor, moments: Tensor, call: FlowCall) -> tuple[Tensor, Tensor, Tensor]:
