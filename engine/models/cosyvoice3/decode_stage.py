@@ -46,8 +46,6 @@ MAX_QUEUED_SLICES = 2
 PROMPT_WORKSPACES = 32
 # Limit of blocks in flight per slot, so that a new request finds room in the queue.
 MAX_HOPS_PER_STEP = 2
-# Of the streams of flow and vocoder: a first chunk waits for them, and the talker's next step does not hurry.
-STREAM_PRIORITY = -1
 
 
 class CosyDecodeStage:
@@ -79,7 +77,7 @@ class CosyDecodeStage:
         self.flights = PcmTransfers(device)
         self.slices: deque[DeviceEvent] = deque()
         # A vocoder call is many small kernels, so ODE steps of other blocks run beside it.
-        self.stream, self.vocoder_stream = (new_stream(device, STREAM_PRIORITY) for _ in range(2))
+        self.stream, self.vocoder_stream = new_stream(device), new_stream(device)
         self.dummy_row = PromptSequence([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
         with torch.inference_mode():
             self.dummy_row.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
@@ -206,7 +204,7 @@ class CosyDecodeStage:
             if len(self.slices) < MAX_QUEUED_SLICES:
                 rows = self.rows(slack_s)
                 self.open_blocks(rows, slack_s)
-                self.advance(rows, slack_s)
+                self.advance(rows)
                 self.vocode(self.finish_blocks(rows))
         return self.failures() + self.collect_pcm()
 
@@ -253,14 +251,13 @@ class CosyDecodeStage:
         for row in {cell.row for cell in opened if isinstance(cell.row, StreamSequence)}:
             row.discard_before(row.num_opened * self.shape.tokens - LOOK_BACK_TOKENS)
 
-    def advance(self, rows: Sequence[BlockSequence], slack_s: Mapping[int, float]) -> None:
+    def advance(self, rows: Sequence[BlockSequence]) -> None:
         healthy = [row for row in rows if not row.error]
         cells, num_steps = select_blocks(healthy, self.settings.max_blocks_per_step, self.shape.steps)
         if not cells:
             return
-        is_urgent = any(isinstance(row, StreamSequence) and row.cells and row.num_left == 0 for row in healthy)
-        limit = self.settings.urgent_ode_steps_per_engine_step if is_urgent else self.settings.ode_steps_per_engine_step
-        self.run_isolated(lambda some: self.runner.advance(some, min(num_steps, limit)), cells)
+        num_steps = min(num_steps, self.settings.ode_steps_per_engine_step)
+        self.run_isolated(lambda some: self.runner.advance(some, num_steps), cells)
         self.slices.append(DeviceEvent(self.device))
 
     def run_isolated(self, work: Callable[[Sequence[FlowBlockTask]], None], cells: Sequence[FlowBlockTask]) -> None:

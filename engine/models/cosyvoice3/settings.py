@@ -61,10 +61,8 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chunk_blocks: tuple[int, ...] = (1, 1, 2)
     # A listener with more lead than this waits until its next chunk is full.
     batching_slack_s: float = 0.6
-    # ODE steps in one step of the engine.
+    # ODE steps in one step of the engine: few, so that blocks that are ready meanwhile join.
     ode_steps_per_engine_step: int = 2
-    # The same while a request waits for its first chunk.
-    urgent_ode_steps_per_engine_step: int = 10
     # Blocks in one ODE step; the others wait for the next.
     max_blocks_per_step: int = 64
     # Record the steps as CUDA graphs, where there is CUDA.
@@ -73,7 +71,7 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     triton_kernels: bool = True
 
     def __post_init__(self) -> None:
-        steps = ("ode_steps_per_engine_step", "urgent_ode_steps_per_engine_step", "max_blocks_per_step")
+        steps = ("ode_steps_per_engine_step", "max_blocks_per_step")
         minimums = {"reserved_blocks": 2} | dict.fromkeys((*steps, "context_blocks", "memory_mb"), 1)
         check_minimums(self, minimums, "cosyvoice3.flow.")
         if not self.chunk_blocks or not all(1 <= blocks <= MAX_HOP_BLOCKS for blocks in self.chunk_blocks):

@@ -118,7 +118,6 @@ def test_a_backbone_of_another_kind(folder: Path, tmp_path: Path) -> None:
         ("batching_slack_s", -0.1),
         ("batching_slack_s", math.nan),
         ("ode_steps_per_engine_step", 0),
-        ("urgent_ode_steps_per_engine_step", -1),
         ("max_blocks_per_step", 0),
     ],
 )

@@ -121,7 +121,7 @@ def end(stage: CosyDecodeStage, *slots: int) -> None:
 def test_however_tokens_come_the_mel_is_that_of_one_pass(data: st.DataObject, name: str, steps: int) -> None:
     length = data.draw(st.integers(0, 26))
     tokens, pieces = tokens_of(length), data.draw(cuts_of(length, max_piece=14))
-    stage = stage_of(ode_steps_per_engine_step=steps, urgent_ode_steps_per_engine_step=steps)
+    stage = stage_of(ode_steps_per_engine_step=steps)
     slot = start(stage, name)
     chunks = [chunk for found in speak(stage, slot, tokens, pieces) for chunk in found]
     assert stage.num_pending(slot) == 0
@@ -339,7 +339,7 @@ def test_cached_voices_are_bounded() -> None:
 
 
 def test_abandoned_voice_is_not_computed() -> None:
-    stage = stage_of(ode_steps_per_engine_step=1, urgent_ode_steps_per_engine_step=1)
+    stage = stage_of(ode_steps_per_engine_step=1)
     slot = start(stage, "two")
     stage.step({})
     end(stage, slot)
@@ -348,7 +348,7 @@ def test_abandoned_voice_is_not_computed() -> None:
 
 
 def test_earliest_underrun_goes_first() -> None:
-    stage = stage_of(max_blocks_per_step=1, ode_steps_per_engine_step=1, urgent_ode_steps_per_engine_step=1)
+    stage = stage_of(max_blocks_per_step=1, ode_steps_per_engine_step=1)
     relaxed, urgent = start(stage), start(stage)
     for slot in (relaxed, urgent):
         for token in tokens_of(13):
@@ -405,13 +405,7 @@ def test_free_pages_are_used_before_a_voice_is_evicted() -> None:
 
 
 def test_new_client_is_admitted_beside_a_fast_one() -> None:
-    stage = stage_of(
-        num_pages=200,
-        max_blocks_per_step=1,
-        ode_steps_per_engine_step=1,
-        urgent_ode_steps_per_engine_step=1,
-        num_slots=2,
-    )
+    stage = stage_of(num_pages=200, max_blocks_per_step=1, ode_steps_per_engine_step=1, num_slots=2)
     ahead = start(stage)
     for token in tokens_of(400):
         stage.feed(ahead, [token])
