@@ -36,7 +36,7 @@ CPU_LEAD_TICK_S = 0.08
 # There it has stock in hand when the server, on the same cores, has packets that are due.
 CPU_NICENESS = 5
 # Settings with a default that follows the memory of a GPU.
-SIZES = ("max_batch_size", "max_running_requests")
+SIZES = ("max_batch_size", "max_running_requests", "max_prefill_positions")
 DEVICES = Path("/dev")
 EMBEDDED_VOICE = Path(__file__).parent / "voices" / "embedded"
 

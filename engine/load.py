@@ -49,7 +49,9 @@ SLOTS_PER_GB = 16
 SLOTS = (64, 1_536)
 ROWS = (32, 512)
 # Options that decide how much memory an engine holds beside its cache.
-MEMORY_OPTIONS = ("precision", "max_running_requests", "max_batch_size", "max_cached_voices")
+MEMORY_OPTIONS = ("precision", "max_running_requests", "max_batch_size", "max_prefill_positions", "max_cached_voices")
+# Prompt positions in a step of CosyVoice3, and from which memory on: 16 new requests start together.
+COSYVOICE3_POSITIONS, COSYVOICE3_GB = 2_048, 16
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -156,7 +158,11 @@ def check_precision(config: EngineConfig, device: torch.device) -> None:
 
 
 def size_by_memory(config: EngineConfig, family: str, free_gb: float) -> EngineConfig:
-    """Return the configuration with the rows and slots that a CUDA device with this free memory usually holds."""
+    """Return the configuration with the rows and slots that a CUDA device with this free memory usually holds; for
+    CosyVoice3, with its prompt positions.
+    """
+    if family == "cosyvoice3" and "max_prefill_positions" in config.sizes_by_memory and free_gb >= COSYVOICE3_GB:
+        return msgspec.structs.replace(config, max_prefill_positions=COSYVOICE3_POSITIONS)
     if not config.sizes_by_memory or family != "qwen3_tts":
         return config
     num_slots, num_rows = config.max_running_requests, config.max_batch_size

@@ -128,9 +128,9 @@ def test_by_where_it_will_run(
     config = launch._engine_config({}, device)
     assert (config.lead_step_interval_s == 0.0) is is_cuda
     assert config.process_nice == (0 if is_cuda else launch.CPU_NICENESS)
-    assert config.sizes_by_memory == (("max_batch_size", "max_running_requests") if is_cuda else ())
+    assert config.sizes_by_memory == (launch.SIZES if is_cuda else ())
     with_rows = launch._engine_config({"max_batch_size": 768}, device)
-    assert with_rows.sizes_by_memory == (("max_running_requests",) if is_cuda else ())
+    assert with_rows.sizes_by_memory == (launch.SIZES[1:] if is_cuda else ())
 
 
 def fields_of(section: msgspec.Struct, prefix: str = "") -> Iterator[str]:

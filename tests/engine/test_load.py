@@ -15,7 +15,7 @@ from msgspec import structs
 from engine.api import CheckpointError, EngineDead, FinishReason, InvalidRequest, SamplingParams, SpeechRequest
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.launch import create_engine
+from engine.launch import SIZES, create_engine
 from engine.load import (
     build_engine,
     cache_dtype,
@@ -249,9 +249,6 @@ def test_memory_budget_counts_decoder_states_of_cloned_voices(task: str, tmp_pat
     assert note == (f"; max_cached_voices is 3, which takes {most / GB:.2f}" if task == "base" else "")
 
 
-BOTH_SIZES = ("max_batch_size", "max_running_requests")
-
-
 @pytest.mark.parametrize(
     ("free_gb", "given", "num_slots", "num_rows"),
     [
@@ -268,10 +265,21 @@ BOTH_SIZES = ("max_batch_size", "max_running_requests")
 def test_rows_and_slots_follow_the_free_memory_of_a_gpu(
     free_gb: float, given: dict[str, int], num_slots: int, num_rows: int
 ) -> None:
-    config = EngineConfig(sizes_by_memory=tuple(name for name in BOTH_SIZES if name not in given), **given)
+    config = EngineConfig(sizes_by_memory=tuple(name for name in SIZES if name not in given), **given)
     sized = size_by_memory(config, "qwen3_tts", free_gb)
     assert (sized.max_running_requests, sized.max_batch_size) == (num_slots, num_rows)
-    assert size_by_memory(config, "cosyvoice3", free_gb) is config
+
+
+@pytest.mark.parametrize(
+    ("free_gb", "given", "num_positions"), [(6, {}, 256), (16, {}, 2_048), (79.2, {"max_prefill_positions": 512}, 512)]
+)
+def test_prompt_positions_of_cosyvoice3_follow_the_free_memory_of_a_gpu(
+    free_gb: float, given: dict[str, int], num_positions: int
+) -> None:
+    config = EngineConfig(sizes_by_memory=tuple(name for name in SIZES if name not in given), **given)
+    wanted = structs.replace(config, max_prefill_positions=num_positions)
+    assert size_by_memory(config, "cosyvoice3", free_gb) == wanted
+    assert size_by_memory(EngineConfig(), "cosyvoice3", free_gb).max_prefill_positions == 256
 
 
 def test_int4_leaves_weights_whose_inputs_make_no_group(tiny_folder: Path) -> None:
