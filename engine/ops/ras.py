@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.ops.noise import philox_exponential
+
 # Which sampling of a token the noise is for, in the place of the codebook.
 NUCLEUS, WHOLE = 0, 1
 
@@ -68,10 +70,8 @@ def sample_nucleus(
     return ids.gather(-1, place)[:, 0]
 
 
-def sample_rows(
-    logits: Tensor, rows: RasTensors, max_top_k: int, exponential: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-) -> Tensor:
-    """logits [N, V] in fp32, bans already -inf -> ids [N]; ``exponential`` is that of ``ReferenceOps``."""
+def sample_rows(logits: Tensor, rows: RasTensors, max_top_k: int) -> Tensor:
+    """logits [N, V] in fp32, bans already -inf -> ids [N]."""
     greedy = rows.temperature == 0
     scaled = logits / torch.where(greedy, 1.0, rows.temperature)[:, None]
     seed, place, frame = rows.seed, rows.place, rows.frame
@@ -80,12 +80,12 @@ def sample_rows(
         rows.top_p[:, None],
         rows.top_k[:, None],
         max_top_k,
-        lambda ids: exponential(seed, place | NUCLEUS, frame, ids),
+        lambda ids: philox_exponential(seed, place | NUCLEUS, frame, ids),
     )
     heard = (rows.history == picked[:, None]).sum(-1)
     others = scaled.scatter(-1, picked[:, None], -torch.inf)
     again = (heard >= rows.min_repeats) & ~others.isneginf().all(-1)
     ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
-    noise = exponential(seed, place | WHOLE, frame, ids)
+    noise = philox_exponential(seed, place | WHOLE, frame, ids)
     another = (others.softmax(-1) / noise).argmax(-1)
     return torch.where(greedy, logits.argmax(-1), torch.where(again, another, picked))

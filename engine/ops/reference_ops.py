@@ -168,10 +168,6 @@ class ReferenceOps:
 
     # -- sampling ------------------------------------------------------------------------------------------------
 
-    def exponential(self, seed: Tensor, place: Tensor, frame: Tensor, ids: Tensor) -> Tensor:
-        """seed, place, frame [N], ids [N, n] -> variates [N, n] in fp32."""
-        return philox_exponential(seed, place, frame, ids)
-
     def sample(self, logits: Tensor, settings: SamplingTensors, codebook: int) -> Tensor:
         """logits [N, V], bans already -inf -> ids [N], by ``sampler.sample_reference``."""
         ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
@@ -208,7 +204,7 @@ class ReferenceOps:
         """logits [N, V] in fp32 -> ``out`` [N, 2]: ids, and whether all logits of a row are finite."""
         finite = torch.isfinite(logits).all(-1)
         limited = torch.where(finite[:, None], limit_control(logits, control), 0.0)
-        out[:, 0] = sample_rows(limited, rows, max_top_k, self.exponential)
+        out[:, 0] = sample_rows(limited, rows, max_top_k)
         out[:, 1] = finite
 
     # -- the codec -----------------------------------------------------------------------------------------------

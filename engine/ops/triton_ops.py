@@ -44,7 +44,7 @@ from engine.ops.triton_codec import (
 )
 from engine.ops.triton_early import EARLY_START, can_start_early
 from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
-from engine.ops.triton_sampling import exponential_kernel, sample_kernel, speech_sample_kernel
+from engine.ops.triton_sampling import sample_kernel, speech_sample_kernel
 from engine.weights.quantize import FP8, Weight
 
 # Above this weights are shared by rows that are multiplied together.
@@ -280,16 +280,6 @@ class TritonOps(ReferenceOps):
         return out
 
     # -- sampling ------------------------------------------------------------------------------------------------
-
-    def exponential(self, seed: Tensor, place: Tensor, frame: Tensor, ids: Tensor) -> Tensor:
-        if "noise" not in self.on:
-            return super().exponential(seed, place, frame, ids)
-        out = torch.empty(ids.shape, dtype=torch.float32, device=ids.device)
-        rows, width = ids.shape
-        launch(exponential_kernel, rows, triton.cdiv(width, 1024))(
-            seed, place, frame, ids, out, width, ids.stride(0), ids.stride(1), BLOCK=1024
-        )
-        return out
 
     def launch_sample(
         self, logits: Tensor, settings: SamplingTensors, codebook: int, first: tuple[Tensor, ...] = (),

@@ -73,7 +73,7 @@ def _top_p_threshold(shares, keys, wanted, BITS: tl.constexpr):
 
 @triton.jit
 def _row_noise(ids, seed, place, frame):
-    """-log of variates for ``ids`` [BLOCK] of one row, keyed as those of ``exponential_kernel``."""
+    """-log of variates for ``ids`` [BLOCK] of one row, those of ``philox_exponential``."""
     zeros = ids * 0
     word = _philox(
         ids.to(tl.uint32), (zeros + place).to(tl.uint32), (zeros + frame).to(tl.uint32),
@@ -138,27 +138,6 @@ def sample_kernel(
         wide = tl.arange(0, WIDTH_BLOCK)
         found = tl.load(table_ptr + code.to(tl.int64) * WIDTH + wide, mask=wide < WIDTH)
         tl.store(next_ptr + row * WIDTH + wide, found, mask=wide < WIDTH)
-
-
-@triton.jit(do_not_specialize=["width", "row_stride", "id_stride"])
-def exponential_kernel(
-    seed_ptr, place_ptr, frame_ptr, ids_ptr, out_ptr, width, row_stride, id_stride, BLOCK: tl.constexpr
-):  # fmt: skip
-    """A piece of a row's variates: -log of uniform words keyed by seed, place, frame and id."""
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    seed, place = tl.load(seed_ptr + row), tl.load(place_ptr + row)
-    zeros = tl.zeros([BLOCK], tl.uint32)
-    word = _philox(
-        tl.load(ids_ptr + row * row_stride + at * id_stride, mask=inside, other=0).to(tl.uint32),
-        zeros + (place & 0xFFFFFFFF).to(tl.uint32),
-        zeros + tl.load(frame_ptr + row).to(tl.uint32),
-        zeros + ((place >> 32) & 0xFFFFFFFF).to(tl.uint32),
-        zeros + (seed & 0xFFFFFFFF).to(tl.uint32),
-        zeros + ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32),
-    )
-    tl.store(out_ptr + row * width + at, _exponential(word), mask=inside)
 
 
 @triton.jit

@@ -2,8 +2,8 @@
 
     collect frame n-1 | read commands | schedule n | run frame n | decode | hand over
 
-A runner over graphs works ahead: it is given frame n, and the stage its decoding, before the host has seen frame n, so
-that scheduling, text and hand-over run beside the device. An eager runner returns frame n at once.
+A runner over graphs works ahead: it is given frame n, and over a ring the stage its decoding, before the host has seen
+frame n, so that scheduling, text and hand-over run beside the device. An eager runner returns frame n at once.
 
 Owned by one thread; it knows no clock but the one it is given, no asyncio and no sockets. What leaves it are events
 tagged with the epoch of their request.
