@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from engine.models.cosyvoice3.prompt import RasParams
-from engine.models.cosyvoice3.talker import NUCLEUS, WHOLE
 from engine.ops.noise import NoiseSource, SampleKey
+from engine.ops.ras import NUCLEUS, WHOLE
 from engine.ops.sampler import SamplingBatch, sample, sample_reference
 
 
