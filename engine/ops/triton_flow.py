@@ -174,7 +174,7 @@ class TritonFlowOps(FlowOps):
         launch(modulate_kernel, num_rows)(
             h, h if added is None else added, scale if gate is None else gate, scale, shift, out,
             scale.stride(0), 0 if gate is None else gate.stride(0), NORM_EPS,
-            ROWS=num_rows // len(scale), DIM=dim, BLOCK=triton.next_power_of_2(dim), ADD=added is not None, num_warps=4,
+            ROWS=num_rows // len(scale), DIM=dim, BLOCK=triton.next_power_of_2(dim), ADD=added is not None, num_warps=8,
         )  # fmt: skip
         return h, out
 
