@@ -105,23 +105,40 @@ def bound_sockets(
 
 
 def check_ports(config: ServerConfig) -> None:
-    """Bind the TCP ports beside the server's own, and free them. Raises ``OSError`` with the setting of a taken one."""
-    addresses = {
+    """Bind the TCP ports beside the server's own, and free them.
+
+    Raises ``ConfigError`` for two settings with one port, and ``OSError`` with the setting of a taken port.
+    """
+    listen = config.listen
+    addresses = {"listen.port": (listen.host, listen.port)}
+    if listen.tls_port is not None:
+        addresses["listen.tls_port"] = (listen.tls_host or listen.host, listen.tls_port)
+    for setting, text in _added_addresses(config).items():
+        address = parse_address(text)
+        for other, taken in addresses.items():
+            if _overlap(address, taken):
+                raise ConfigError(f"{setting} = {text}: must have another port than {other}")
+        addresses[setting] = address
+        try:
+            own = structs.replace(listen, host=address[0], port=address[1])
+            sockets = listening_sockets(own, share_port=listen.gateways > 1)
+        except OSError as error:
+            raise OSError(error.errno, f"{setting} = {text}: {error.strerror}") from error
+        for one in sockets:
+            one.close()
+
+
+def _added_addresses(config: ServerConfig) -> dict[str, str]:
+    found = {
         "calls.audiosocket": config.calls.audiosocket,
         "wyoming.address": config.wyoming.address,
         "xiaozhi.mqtt": config.xiaozhi.mqtt,
     }
-    for setting, text in addresses.items():
-        if text is None:
-            continue
-        host, port = parse_address(text)
-        listen = structs.replace(config.listen, host=host, port=port)
-        try:
-            sockets = listening_sockets(listen, share_port=listen.gateways > 1)
-        except OSError as error:
-            raise OSError(f"{setting} = {text}: {error.strerror}") from error
-        for one in sockets:
-            one.close()
+    return {setting: text for setting, text in found.items() if text is not None}
+
+
+def _overlap(one: tuple[str, int], other: tuple[str, int]) -> bool:
+    return one[1] == other[1] != 0 and (one[0] == other[0] or bool({one[0], other[0]} & {"", "0.0.0.0", "::"}))
 
 
 def warn_if_public_without_auth(name: str, sockets: list[socket.socket]) -> None:

@@ -41,6 +41,7 @@ from realtime.gateway_supervisor import (
     serve_with_gateways,
 )
 from realtime.protocol import events as ev
+from realtime.transports.listening_sockets import check_ports
 from realtime.voice_cloner import ConcurrencyLimit
 from sessions.admission import CONNECTIONS, UPLOADS, LocalUsageCounters, ResponseLimiter, counter_names, key_counter
 from sessions.config import RegistryLimits
@@ -481,6 +482,16 @@ async def test_taken_port_is_found_before_the_model_loads_without_gateways() -> 
         with pytest.raises(OSError, match=f"wyoming.address = {address}: Address already in use"):
             await serve(config, app)
         await app.state.server.aclose()
+
+
+@pytest.mark.parametrize("num_gateways", [1, 2])
+@pytest.mark.parametrize("other", ["listen.port", "calls.audiosocket"])
+async def test_two_settings_with_one_port_are_refused(num_gateways: int, other: str) -> None:
+    values = {"listen.port": 5999} | ({other: "0.0.0.0:5998"} if other != "listen.port" else {})
+    port = 5999 if other == "listen.port" else 5998
+    config = load_config(flags=values | {"listen.gateways": num_gateways, "wyoming.address": f"127.0.0.1:{port}"})
+    with pytest.raises(ConfigError, match=f"wyoming.address = 127.0.0.1:{port}: must have another port than {other}"):
+        check_ports(config)
 
 
 NAMES = counter_names(["ann", "ben"])
