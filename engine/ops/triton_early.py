@@ -16,9 +16,11 @@ EARLY_START = {"EARLY": True, "launch_pdl": True}
 
 
 def can_start_early() -> bool:
-    """Whether kernels are compiled for the GPU that is here, and it can start them early."""
-    is_other = knobs.runtime.interpret or knobs.runtime.override_arch
-    return not is_other and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    """Return whether kernels are compiled for the GPUs that are here, and all of them can start kernels early."""
+    if knobs.runtime.interpret or knobs.runtime.override_arch or not torch.cuda.is_available():
+        return False
+    # Frames and decoding may run on different ones.
+    return all(torch.cuda.get_device_capability(index) >= (9, 0) for index in range(torch.cuda.device_count()))
 
 
 @triton.jit

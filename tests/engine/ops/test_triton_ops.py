@@ -400,6 +400,7 @@ def test_speech_draws_are_those_of_the_reference(fused: Any, merge: bool) -> Non
         frame=settings.frame,
     )
     params.history[: rows // 2] = logits.topk(16).indices[: rows // 2]
+    params.history[::4, 9:] = -1  # the padding of a row's start
     found, wanted = (torch.zeros(rows, 2, dtype=torch.int32, device=DEVICE) for _ in range(2))
     fused.sample_speech(logits, control, params, 40, found)
     PLAIN.sample_speech(logits, control, params, 40, wanted)
