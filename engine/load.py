@@ -161,7 +161,12 @@ def size_by_memory(config: EngineConfig, family: str, free_gb: float) -> EngineC
     """Return the configuration with the rows and slots that a CUDA device with this free memory usually holds; for
     CosyVoice3, with its prompt positions.
     """
-    if family == "cosyvoice3" and "max_prefill_positions" in config.sizes_by_memory and free_gb >= COSYVOICE3_GB:
+    if (
+        family == "cosyvoice3"
+        and "max_prefill_positions" in config.sizes_by_memory
+        and free_gb >= COSYVOICE3_GB
+        and not config.fixed_batch_rows  # each prefill is padded to all positions then
+    ):
         return msgspec.structs.replace(config, max_prefill_positions=COSYVOICE3_POSITIONS)
     if not config.sizes_by_memory or family != "qwen3_tts":
         return config

@@ -280,6 +280,8 @@ def test_prompt_positions_of_cosyvoice3_follow_the_free_memory_of_a_gpu(
     wanted = structs.replace(config, max_prefill_positions=num_positions)
     assert size_by_memory(config, "cosyvoice3", free_gb) == wanted
     assert size_by_memory(EngineConfig(), "cosyvoice3", free_gb).max_prefill_positions == 256
+    padded = structs.replace(config, fixed_batch_rows=64)
+    assert size_by_memory(padded, "cosyvoice3", free_gb) == padded
 
 
 def test_int4_leaves_weights_whose_inputs_make_no_group(tiny_folder: Path) -> None:
