@@ -194,7 +194,7 @@ class EngineHost:
 
     @property
     def _read_pause_s(self) -> float:
-        """Commands are looked at between steps, and for each reading the engine's thread has to stand back."""
+        """Commands are read once a step, and for each reading the engine's thread has to stand back."""
         reads_per_step = self.config.command_reads_per_step
         if not reads_per_step or not self.loop.is_stepping:
             return 0.0

@@ -78,7 +78,7 @@ class EngineLoop:
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
-        # What is sent now waits for the step to end.
+        # What is sent now is read behind the wait for the device, or after the step.
         self.is_stepping = False
         self._thread = threading.Thread(target=self._run, name="voicewire-engine", daemon=True)
 

@@ -114,6 +114,8 @@ class Engine:
         self.hand_over: Callable[[], None] = lambda: None
         # Called within a step, before its rows are chosen and between its two stages: commands can be carried out.
         self.read_commands: Callable[[], None] = lambda: None
+        # The batch in flight, and the time since it was run.
+        self._flown: tuple[StepBatch, float] | None = None
         # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
         self.retry_s = 0.0
 
@@ -148,25 +150,41 @@ class Engine:
         """One round over every request that can run."""
         start = self.requests.clock()
         self.choose_device()
-        self.process_results(self.runner.collect(self.times))
+        results = list(self.runner.collect(self.times))
+        self.record_flown(self.requests.clock() - start)
+        self.process_results(results)
         num_chunks = self.decoding.emit_completed()
         # A request that came while the host waited for the device is in the next frame, and not in the one after it.
+        read_s = self.requests.clock()
         self.read_commands()
         scheduled_s = self.requests.clock()
+        # The time of commands is not the step's.
+        start += scheduled_s - read_s
         batch = self.scheduler.schedule(scheduled_s)
         batch.record_sampling(scheduled_s)
         self.requests.process_scheduled()
         num_chunks += self.decoding.emit_completed()
+        run_s = self.requests.clock()
         self.process_results(self.runner.run(batch, self.times))
         talker_s = self.requests.clock() - start
         num_chunks += self.decoding.decode(batch)
         self.retire_finished()
         made_progress = (
-            len(batch) or num_chunks or self.stage.busy or self.requests.released or self.pool.num_quarantined
+            len(batch)
+            or results
+            or num_chunks
+            or self.stage.busy
+            or self.requests.released
+            or self.pool.num_quarantined
         )
         self.retry_s = 0.0 if made_progress else self.requests.clock() + STALL_RETRY_S
         self.release_finished()
-        self.record_step(batch, talker_s, self.requests.clock() - start)
+        end = self.requests.clock()
+        if self.runner.in_flight:
+            self._flown = batch, end - run_s
+        elif self.has_burst_model:
+            self.scheduler.burst_model.note_step(batch, talker_s)
+        self.record_step(batch, end - start)
 
     def process_results(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
@@ -332,14 +350,23 @@ class Engine:
         """No step follows."""
         self.decoding.close()
 
-    def record_step(self, batch: StepBatch, talker_s: float, seconds: float) -> None:
+    @property
+    def has_burst_model(self) -> bool:
+        return self.scheduler.burst_model is not self.scheduler.step_model
+
+    def record_flown(self, wait_s: float) -> None:
+        """Learn the time of the batch that was in flight: that of its step, and of the wait for it."""
+        if self._flown is not None and self.has_burst_model:
+            batch, step_s = self._flown
+            self.scheduler.burst_model.note_step(batch, step_s + wait_s)
+        self._flown = None
+
+    def record_step(self, batch: StepBatch, seconds: float) -> None:
         self.times.total_s += seconds
         self.times.last_s = seconds
         self.times.num_steps += 1
         self.times.num_rows += len(batch)
         self.scheduler.step_model.note_step(batch, seconds)
-        if self.scheduler.burst_model is not self.scheduler.step_model:
-            self.scheduler.burst_model.note_step(batch, talker_s)
 
     def stats(self) -> EngineStats:
         running = self.scheduler.running

@@ -4,7 +4,7 @@ Exact: a slot sees all its blocks before, so that what it says equals one pass o
 ``context_blocks`` it sees that many (and its voice's), and its memory does not grow; a slot for which there is no page
 goes on like that too. Every frame is rendered once, so chunks abut in both modes.
 
-Nothing here waits for the device: ``step`` queues work on a stream of its own, and hands over what has passed.
+Nothing here waits for the device: ``step`` queues work on streams of its own, and hands over what has passed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from engine.program.isolate import isolate
 
 NO_PCM = np.zeros(0, dtype=np.float32)
 ANY: Mapping[int, int] = {}
-# Limit of calls queued on the device; a new request waits behind all of them.
+# Limit of flow calls queued on the device; a new request waits behind all of them. The vocoder takes less time.
 MAX_QUEUED_SLICES = 2
 PROMPT_WORKSPACES = 32
 # Limit of blocks in flight per slot, so that a new request finds room in the queue.

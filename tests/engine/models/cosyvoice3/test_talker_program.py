@@ -17,7 +17,8 @@ from engine.models.cosyvoice3.prompt import RasParams
 from engine.models.cosyvoice3.talker import NOTHING, sample
 from engine.ops.noise import PhiloxNoise, SampleKey
 from engine.ops.ras import RasTensors, sample_rows
-from engine.runtime.runner import GraphRunner
+from engine.runtime.request import StepBatch
+from engine.runtime.runner import GraphRunner, Result, StepTimings
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.models.cosyvoice3.voices import cloned
 
@@ -85,6 +86,42 @@ def test_a_talker_that_is_not_finite_fails_its_row_alone(both: tuple[LoadedCheck
     rows = [bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=1)) for _ in range(2)]
     bench.run()
     assert [bench.heard[row].reason for row in rows] == [FinishReason.STOP, FinishReason.ERROR]
+
+
+def test_time_of_each_batch_is_learned_once_and_with_its_own_positions(
+    both: tuple[LoadedCheckpoint, LoadedCheckpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a batch in flight holds the wait for it, which is in the next step."""
+    bench = EngineHarness.from_checkpoint(both[1])
+    engine, clock = bench.engine, [0.0]
+    learned: list[tuple[int, float]] = []
+    positions: list[int] = []
+    monkeypatch.setattr(engine.requests, "clock", lambda: clock[0])
+    monkeypatch.setattr(
+        engine.scheduler.burst_model,
+        "note_step",
+        lambda batch, seconds: learned.append((batch.num_prefill_positions, seconds)),
+    )
+    collect, run = engine.runner.collect, engine.runner.run
+
+    def run_noted(batch: StepBatch, times: StepTimings) -> list[Result]:
+        positions.append(batch.num_prefill_positions)
+        return run(batch, times)
+
+    def wait(times: StepTimings) -> list[Result]:
+        clock[0] += 1.0 if engine.runner.in_flight else 0.0
+        return collect(times)
+
+    monkeypatch.setattr(engine.runner, "collect", wait)
+    monkeypatch.setattr(engine.runner, "run", run_noted)
+    engine.read_commands = lambda: clock.append(clock.pop() + 100.0)
+    bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=1))
+    bench.run()
+    assert sum(positions) > 0
+    assert [number for number, _ in learned] == positions[: len(learned)]
+    # A batch of a prefill alone is not in flight, and nothing waits for it.
+    assert {seconds for number, seconds in learned if number} == {0.0, 1.0}
+    assert engine.times.total_s < 100.0
 
 
 def test_draws_are_those_of_the_plain_sampler() -> None:
