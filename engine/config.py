@@ -128,6 +128,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_optimizations: bool = True
     # Run over static buffers, one step ahead of the host, as CUDA graphs on CUDA. ``None``: on CUDA only.
     graphs: bool | None = None
+    # Sample first frames from the states of their prefill; off runs the talker again, the slow reference.
+    sample_from_prefill: bool = True
     # Maximum positions of a row in the block tables of the graphs.
     max_graph_positions: int = 5_120
     # Maximum share of the frame time that a step may take with one more paced request.

@@ -209,8 +209,9 @@ class GraphRunner(ModelRunner):
     @property
     def prefilled_buckets(self) -> list[int]:
         """Row counts of steps that sample from their prefill; none where rows are to be independent of others."""
-        fixed = self.config.fixed_batch_rows
-        return [] if fixed else [rows for rows in self.row_buckets if rows <= MAX_PREFILLED_ROWS]
+        if self.config.fixed_batch_rows or not self.config.sample_from_prefill:
+            return []
+        return [rows for rows in self.row_buckets if rows <= MAX_PREFILLED_ROWS]
 
     @property
     def in_flight(self) -> bool:

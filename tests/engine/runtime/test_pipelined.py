@@ -24,7 +24,7 @@ from engine.api import (
 )
 from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
-from engine.runtime.runner import Result, StepTimings
+from engine.runtime.runner import GraphRunner, Result, StepTimings
 from tests.engine.engine_harness import EngineHarness, check_takeover
 from tests.engine.families import write_with_voice
 from tests.fakes.checkpoints import TINY, write_checkpoint
@@ -289,7 +289,8 @@ def test_rows_that_begin_together_sample_from_their_prefill(
     for bench, sampling in itertools.product(benches, SAMPLINGS[:2]):
         bench.submit(text=TEXT[:20], text_closed=True, layout=TextLayout.FULL, sampling=sampling)
     keys, runner = list[tuple[int, ...]](), benches[1].engine.runner
-    replay, stage_tokens = runner.frames.replay, runner.program.stage_tokens  # type: ignore[attr-defined]
+    assert isinstance(runner, GraphRunner)
+    replay, stage_tokens = runner.frames.replay, runner.program.stage_tokens
 
     def note(*key: int) -> None:
         keys.append(key)
@@ -300,8 +301,8 @@ def test_rows_that_begin_together_sample_from_their_prefill(
             raise ValueError("one row at a time")
         stage_tokens(start, row, items)
 
-    monkeypatch.setattr(runner.frames, "replay", note)  # type: ignore[attr-defined]
-    monkeypatch.setattr(runner.program, "stage_tokens", stage)  # type: ignore[attr-defined]
+    monkeypatch.setattr(runner.frames, "replay", note)
+    monkeypatch.setattr(runner.program, "stage_tokens", stage)
     for bench in benches:
         for _ in range(5):
             bench.step()
@@ -312,6 +313,17 @@ def test_rows_that_begin_together_sample_from_their_prefill(
     assert keys[0] == ((2,) if is_split else (2, 1))
     assert keys.count((4, 1)) == (not is_split)
     assert sum(len(key) == 1 for key in keys) > 4
+
+
+def test_states_of_a_prefill_can_be_left_unused(tiny_folder: Path) -> None:
+    benches = [make_bench(tiny_folder, True, sample_from_prefill=is_on) for is_on in (True, False)]
+    for bench, sampling in itertools.product(benches, SAMPLINGS[:2]):
+        bench.submit(text=TEXT[:20], text_closed=True, layout=TextLayout.FULL, sampling=sampling)
+    runners = [bench.engine.runner for bench in benches]
+    assert [isinstance(one, GraphRunner) and bool(one.prefilled_buckets) for one in runners] == [True, False]
+    for bench in benches:
+        bench.run()
+    check_same(benches[1], benches[0])
 
 
 def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
