@@ -55,8 +55,8 @@ def limit_control(logits: Tensor, rules: ControlRules) -> Tensor:
     if rules.merge:
         ending = torch.where(ids == rules.stop, ending.logsumexp(-1, keepdim=True), -torch.inf)
     ending = ending.masked_fill(too_soon, -torch.inf)
-    asking = control.masked_fill(ids != rules.fill, -torch.inf)
-    return torch.cat((codes, torch.where(in_block, asking, ending)), dim=-1)
+    fill_only = control.masked_fill(ids != rules.fill, -torch.inf)
+    return torch.cat((codes, torch.where(in_block, fill_only, ending)), dim=-1)
 
 
 def sample_nucleus(
@@ -82,9 +82,9 @@ def sample_rows(logits: Tensor, rows: RasTensors, max_top_k: int) -> Tensor:
         max_top_k,
         lambda ids: philox_exponential(seed, place | NUCLEUS, frame, ids),
     )
-    heard = (rows.history == picked[:, None]).sum(-1)
+    num_repeats = (rows.history == picked[:, None]).sum(-1)
     others = scaled.scatter(-1, picked[:, None], -torch.inf)
-    again = (heard >= rows.min_repeats) & ~others.isneginf().all(-1)
+    again = (num_repeats >= rows.min_repeats) & ~others.isneginf().all(-1)
     ids = torch.arange(logits.shape[-1], device=logits.device).expand_as(logits)
     noise = philox_exponential(seed, place | WHOLE, frame, ids)
     another = (others.softmax(-1) / noise).argmax(-1)
