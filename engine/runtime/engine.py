@@ -169,21 +169,14 @@ class Engine:
         talker_s = self.requests.clock() - start
         num_chunks += self.decoding.decode(batch)
         self.retire_finished()
-        made_progress = (
-            len(batch)
-            or results
-            or num_chunks
-            or self.stage.busy
-            or self.requests.released
-            or self.pool.num_quarantined
-        )
+        made_progress = bool(len(batch) or results or num_chunks) or self.releases_or_decodes
         self.retry_s = 0.0 if made_progress else self.requests.clock() + STALL_RETRY_S
         self.release_finished()
         end = self.requests.clock()
         if self.runner.in_flight:
             self._flown = batch, end - run_s
-        elif self.has_burst_model:
-            self.scheduler.burst_model.note_step(batch, talker_s)
+        else:
+            self.record_talker(batch, talker_s)
         self.record_step(batch, end - start)
 
     def process_results(self, results: Iterable[Result]) -> None:
@@ -351,15 +344,21 @@ class Engine:
         self.decoding.close()
 
     @property
-    def has_burst_model(self) -> bool:
-        return self.scheduler.burst_model is not self.scheduler.step_model
+    def releases_or_decodes(self) -> bool:
+        """Return whether later steps will free memory, or end decode calls."""
+        return bool(self.stage.busy or self.requests.released or self.pool.num_quarantined)
 
     def record_flown(self, wait_s: float) -> None:
         """Learn the time of the batch that was in flight: that of its step, and of the wait for it."""
-        if self._flown is not None and self.has_burst_model:
+        if self._flown is not None:
             batch, step_s = self._flown
-            self.scheduler.burst_model.note_step(batch, step_s + wait_s)
+            self.record_talker(batch, step_s + wait_s)
         self._flown = None
+
+    def record_talker(self, batch: StepBatch, seconds: float) -> None:
+        """Learn the talker's part of a step, where bursts have a model of their own."""
+        if self.scheduler.burst_model is not self.scheduler.step_model:
+            self.scheduler.burst_model.note_step(batch, seconds)
 
     def record_step(self, batch: StepBatch, seconds: float) -> None:
         self.times.total_s += seconds
