@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,20 @@ def test_early_start_keeps_every_bit() -> None:
 
     weights = [(random(8 * SIZE, SIZE) * SIZE**-0.5, random(SIZE, 4 * SIZE) * SIZE**-1.0) for _ in range(STEPS)]
     convs, x, padded = STEPS // 2 * make_convs(torch.bfloat16, "cuda"), random(ROWS, SIZE), random(ROWS, 64 + 6, SIZE)
-    for run, given, params in ((run_products, x, weights), (run_convs, padded, convs)):
+    cases: list[tuple[Callable[..., torch.Tensor], torch.Tensor, Any]] = [
+        (run_products, x, weights),
+        (run_convs, padded, convs),
+    ]
+    for run, given, params in cases:
         late: Any = TritonOps(disabled=["early"])
         early: Any = TritonOps()
         assert early.early(ROWS)
         assert not late.early(ROWS)
-        wanted = run(late, given, params)  # type: ignore[operator]
-        run(early, given, params)  # type: ignore[operator]
+        wanted = run(late, given, params)
+        run(early, given, params)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = run(early, given, params)  # type: ignore[operator]
+            found = run(early, given, params)
         for _ in range(REPLAYS):
             graph.replay()
             assert torch.equal(found, wanted)
