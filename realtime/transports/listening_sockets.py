@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from msgspec import structs
@@ -98,14 +99,13 @@ def bound_sockets(
             one.bind((address[0], port, *address[2:]))
             port = one.getsockname()[1]
     except OSError:
-        for one in sockets:
-            one.close()
+        _close(sockets)
         raise
     return sockets
 
 
 def check_ports(config: ServerConfig) -> None:
-    """Bind the TCP ports beside the server's own, and free them.
+    """Bind the ports beside the server's own, and free them.
 
     Raises ``ConfigError`` for two settings with one port, and ``OSError`` with the setting of a taken port.
     """
@@ -119,13 +119,28 @@ def check_ports(config: ServerConfig) -> None:
             if _overlap(address, taken):
                 raise ConfigError(f"{setting} = {text}: must have another port than {other}")
         addresses[setting] = address
-        try:
-            own = structs.replace(listen, host=address[0], port=address[1])
+        own = structs.replace(listen, host=address[0], port=address[1])
+        with _naming(setting, text):
             sockets = listening_sockets(own, share_port=listen.gateways > 1)
-        except OSError as error:
-            raise OSError(error.errno, f"{setting} = {text}: {error.strerror}") from error
-        for one in sockets:
-            one.close()
+        _close(sockets)
+    if config.xiaozhi.mqtt is not None:
+        with _naming("xiaozhi.udp", config.xiaozhi.udp):
+            sockets = bound_sockets(*parse_address(config.xiaozhi.udp), socket.SOCK_DGRAM)
+        _close(sockets)
+
+
+@contextmanager
+def _naming(setting: str, text: str) -> Iterator[None]:
+    """Put the setting into an ``OSError``."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{setting} = {text}: {error.strerror}") from error
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for one in sockets:
+        one.close()
 
 
 def _added_addresses(config: ServerConfig) -> dict[str, str]:

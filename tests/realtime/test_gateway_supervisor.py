@@ -484,6 +484,15 @@ async def test_taken_port_is_found_before_the_model_loads_without_gateways() -> 
         await app.state.server.aclose()
 
 
+async def test_taken_udp_port_is_found_before_the_model_loads() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = load_config(flags={"listen.port": 0, "xiaozhi.mqtt": "127.0.0.1:0", "xiaozhi.udp": address})
+        with pytest.raises(OSError, match=f"xiaozhi.udp = {address}: Address already in use"):
+            check_ports(config)
+
+
 @pytest.mark.parametrize("num_gateways", [1, 2])
 @pytest.mark.parametrize("other", ["listen.port", "calls.audiosocket"])
 async def test_two_settings_with_one_port_are_refused(num_gateways: int, other: str) -> None:
