@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,13 @@ def _stack(sizes: dict[str, int], theta: float, eps: float) -> dict[str, Any]:
     }
 
 
-def write_tokenizer(folder: Path, vocab_size: int = 400) -> dict[str, int]:
-    """A byte-level BPE in Qwen2 file format; returns the special tokens' ids."""
+def write_tokenizer(folder: Path, vocab_size: int = 400, texts: Sequence[str] = BPE_TEXT) -> dict[str, int]:
+    """A byte-level BPE in Qwen2 file format, trained on ``texts``; returns the special tokens' ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
-        BPE_TEXT, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+        texts, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     )
     model = json.loads(tokenizer.to_str())["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
