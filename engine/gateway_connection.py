@@ -25,7 +25,10 @@ MAX_PIECES = 512
 
 
 class GatewayConnection:
-    """One connection. The engine's thread hands messages over and never waits for the socket."""
+    """One connection. The engine's thread hands messages over and never waits for the socket.
+
+    A first chunk it sends itself: waking another thread, which then needs the interpreter, takes longer.
+    """
 
     reading: threading.Thread
 
@@ -45,16 +48,30 @@ class GatewayConnection:
         """Return whether it has neither requests nor recordings here, and has been sent everything."""
         return not self.active and not self.encodings and not self._num_unsent_bytes
 
-    def send(self, *message: Buffer) -> None:
-        if self._count_unsent(sum(map(len, message))) > MAX_UNSENT_BYTES:
-            self.close()
-        else:
-            self._unsent.put(message)
-
-    def _count_unsent(self, num_bytes: int) -> int:
+    def send(self, *message: Buffer, at_once: bool = False) -> None:
+        """Give a message to the writing thread; with ``at_once`` only what the socket does not take now."""
         with self._counting:
-            self._num_unsent_bytes += num_bytes
-            return self._num_unsent_bytes
+            rest = self._send_now(message) if at_once and not self._num_unsent_bytes else message
+            self._num_unsent_bytes += sum(map(len, rest))
+            is_reading = self._num_unsent_bytes <= MAX_UNSENT_BYTES
+            if rest and is_reading:  # under the lock: nothing may come between the parts of a message
+                self._unsent.put(rest)
+        if not is_reading:
+            self.close()
+
+    def _send_now(self, message: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Send what the socket takes without a wait; returns the rest."""
+        if not isinstance(self.connection, socket.socket) or len(message) > MAX_PIECES:
+            return message
+        try:
+            sent = self.connection.sendmsg(message, (), socket.MSG_DONTWAIT)
+        except OSError:  # full, or broken, which the writing thread will find
+            return message
+        return drop_sent(deque(memoryview(piece) for piece in message), sent)
+
+    def _count_sent(self, num_bytes: int) -> None:
+        with self._counting:
+            self._num_unsent_bytes -= num_bytes
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -71,7 +88,7 @@ class GatewayConnection:
                 send_all(self.connection, message)
             except OSError:
                 return
-            self._count_unsent(-sum(map(len, message)))
+            self._count_sent(sum(map(len, message)))
 
     def _pop_unsent(self) -> list[Buffer]:
         """Wait for queued items and return all of them; empty at the end."""
@@ -91,11 +108,16 @@ def send_all(connection: ByteSocket, message: Sequence[Buffer]) -> None:
     """Every piece, from where it lies."""
     pieces = deque(memoryview(piece) for piece in message)
     while pieces:
-        sent = connection.sendmsg(list(islice(pieces, MAX_PIECES)))
-        while pieces and sent >= len(pieces[0]):
-            sent -= len(pieces.popleft())
-        if sent:
-            pieces[0] = pieces[0][sent:]
+        drop_sent(pieces, connection.sendmsg(list(islice(pieces, MAX_PIECES))))
+
+
+def drop_sent(pieces: deque[memoryview], num_bytes: int) -> deque[memoryview]:
+    """Remove the first ``num_bytes`` from the pieces, and return them."""
+    while pieces and num_bytes >= len(pieces[0]):
+        num_bytes -= len(pieces.popleft())
+    if num_bytes:
+        pieces[0] = pieces[0][num_bytes:]
+    return pieces
 
 
 def read_messages(connection: ByteSocket) -> Iterator[list[bytes]]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine.address import EngineAddress
-from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished
+from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished, SpeechChunk
 from engine.config import EngineConfig, speech_options
 from engine.errors import EngineError, InvalidRequest
 from engine.gateway_connection import GatewayConnection, read_messages
@@ -105,7 +105,13 @@ class EngineHost:
                 gateway.active.discard(own)
         for number, own_events in by_gateway.items():
             if gateway := self.gateways.get(number):
-                gateway.send(*pack_events(own_events))
+                gateway.send(*pack_events(own_events), at_once=self._holds_first_chunk(own_events))
+
+    def _holds_first_chunk(self, events: list[Emitted]) -> bool:
+        """Return whether a listener waits for its first audio, which is to be sent at once."""
+        if not self.config.send_first_chunks_at_once:
+            return False
+        return any(isinstance(event, SpeechChunk) and event.timings is not None for _, event in events)
 
     def on_engine_exit(self, error: BaseException) -> None:
         """Called on the engine's thread."""

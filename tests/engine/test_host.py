@@ -5,6 +5,8 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +23,9 @@ from engine.api import (
     FinishReason,
     InvalidRequest,
     ReferenceAudio,
+    RequestTimings,
     SamplingParams,
+    SpeechChunk,
     SpeechRequest,
 )
 from engine.config import EngineConfig
@@ -166,6 +170,46 @@ def test_what_is_sent_counts_no_more_as_unsent(
     assert gateway._num_unsent_bytes == 0
 
 
+def test_first_chunk_is_sent_without_the_writing_thread(
+    gateway: GatewayConnection, host: EngineHost, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    gateway._unsent.put(None)
+    gateway.writing.join()
+    sockets[1].setblocking(False)
+    num_received = []
+    for timings in (RequestTimings(0, 0, 0, 0), None, RequestTimings(0, 0, 0, 0)):
+        host.deliver([(1 << EPOCH_BITS | 7, SpeechChunk("r", 0, np.zeros(9, np.float32), timings=timings))])
+        with suppress(BlockingIOError):
+            num_received.append(len(sockets[1].recv(2**16)))
+    # The second is no first chunk; the third must not overtake it.
+    assert len(num_received) == 1
+    assert gateway._num_unsent_bytes == pytest.approx(2 * num_received[0], rel=0.5)
+
+
+def test_messages_are_whole_whoever_sends_them(
+    gateway: GatewayConnection, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    """Of half of them the socket takes a part at once, while another thread queues the others."""
+    messages = [bytes([number]) * 300_000 for number in range(200)]
+    whole = b"".join(messages)
+
+    def send(start: int) -> None:
+        for message in messages[start::2]:
+            gateway.send(message[:7], message[7:], at_once=start == 0)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as executor:
+            reading = executor.submit(read, sockets[1], len(whole))
+            assert list(executor.map(send, range(2))) == [None, None]
+            found = reading.result()
+    finally:
+        sys.setswitchinterval(interval_s)
+    starts = range(0, len(found), 300_000)
+    assert sorted(found[start : start + 300_000] for start in starts) == messages
+
+
 def test_what_waits_to_be_sent_is_sent_together(gateway: GatewayConnection) -> None:
     gateway.close_when_sent()
     gateway.writing.join()
@@ -241,9 +285,11 @@ def test_commands_are_read_a_few_times_a_step(command_reads_per_step: int, step_
     assert host._read_pause_s == pause_s
 
 
-def read(connection: socket.socket, num_bytes: int) -> None:
-    while num_bytes:
-        num_bytes -= len(connection.recv(1 << 20))
+def read(connection: socket.socket, num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        data += connection.recv(1 << 20)
+    return bytes(data)
 
 
 def test_abandoned_recording_leaves_the_queue(gateway: GatewayConnection) -> None:
