@@ -7,6 +7,7 @@ tokens are known by id only: text is encoded without them, so that ``<|im_start|
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,8 @@ PRE_TOKEN_PATTERN = (
 
 # An open pre-token up to this length is looked at whole; of a longer one the last two characters decide.
 MAX_CONTEXT_CHARS = 8
+# Words whose ids are remembered, and their maximum length.
+MAX_CACHED_WORDS, MAX_CACHED_CHARS = 16_384, 16
 
 
 class IncrementalEncoder(Protocol):
@@ -45,9 +48,20 @@ class BytePairTokenizer:
     def __init__(self, vocab: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> None:
         self._pairs = BpeVocab(vocab, merges)
         self._split = Split(Regex(PRE_TOKEN_PATTERN), "isolated")
+        self._encode_short_word = lru_cache(MAX_CACHED_WORDS)(self._encode_word)
 
     def encode(self, text: str) -> list[int]:
-        return [token for word in self.pre_tokens(compose(text)) for token in self._pairs.encode(byte_level(word))]
+        return self.encode_words(self.pre_tokens(compose(text)))
+
+    def encode_words(self, words: Sequence[str]) -> list[int]:
+        """Ids of whole pre-tokens."""
+        ids: list[int] = []
+        for word in words:
+            ids += self._encode_short_word(word) if len(word) <= MAX_CACHED_CHARS else self._encode_word(word)
+        return ids
+
+    def _encode_word(self, word: str) -> list[int]:
+        return self._pairs.encode(byte_level(word))
 
     def pre_tokens(self, text: str) -> list[str]:
         return [word for word, _ in self._split.pre_tokenize_str(text)]
@@ -128,7 +142,7 @@ class IncrementalTokenizer:
         return self._close_words(words[:-1]) + self._extend_word(words[-1])
 
     def _close_words(self, words: Sequence[str]) -> list[int]:
-        return [token for word in words for token in self._close_word(word)]
+        return [*self._close_word(words[0]), *self._tokenizer.encode_words(words[1:])] if words else []
 
     def _extend_word(self, seen: str) -> list[int]:
         """``seen`` begins with the context of the open word and goes on with what has come to it."""
