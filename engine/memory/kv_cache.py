@@ -62,6 +62,9 @@ class PagedKV:
 
     def write(self, table: Sequence[int], values: Tensor) -> None:
         """Put positions 0..n-1 of a row, as ``read`` gave them."""
+        if values.shape[2] <= self.block_size:  # nearly every voice: one copy, and no indices to upload
+            self._bits[:, :, table[0], : values.shape[2]] = values
+            return
         self._bits.flatten(2, 3).index_copy_(2, self.flat_indices(table, values.shape[2]), values)
 
 

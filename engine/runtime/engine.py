@@ -181,7 +181,8 @@ class Engine:
 
     def process_results(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""
-        results = list(results)
+        if not (results := list(results)):
+            return
         self.decoding.feed(
             (request, outcome.codes) for request, outcome in results if isinstance(outcome, FrameOutcome)
         )

@@ -64,6 +64,7 @@ class Qwen3TTS:
         self.voice_cache = QwenVoiceCache(books, weight.dtype, weight.device, tokenizer.encode, max_voices)
         vocab = torch.arange(config.talker.vocab_size, device=self.device)
         self.padding: list[PromptPosition] = []
+        self.unseen = torch.zeros_like(vocab, dtype=torch.bool)
         self.never = (vocab >= config.talker.num_codes) & (vocab != config.talker.control.eos)
 
     @property
@@ -129,7 +130,7 @@ class Qwen3TTS:
             layout=layout,
             num_transcript_fed=voice.num_prefix_ids(layout) if voice else 0,
             num_codes=self.codes_per_step,
-            seen=torch.zeros(self.config.talker.vocab_size, dtype=torch.bool, device=self.device),
+            seen=self.unseen,
             seed=seed,
             segment=request.segment,
             code0=row_sampling_params(sampling, defaults, ""),

@@ -60,7 +60,7 @@ MIN_NEW_TOKENS = 2
 
 @dataclass(slots=True)
 class QwenSequence(SequenceState):
-    """``codes`` are the frames so far; ``seen`` marks the code-0 tokens that are penalized."""
+    """``codes`` are the frames so far; ``seen`` marks the code-0 tokens that are penalized, shared by new sequences."""
 
     prefix: tuple[PromptPosition, ...] = ()
     voice: PreparedVoice | None = None
@@ -90,6 +90,8 @@ class QwenSequence(SequenceState):
 
     def record_frame(self, codes: Sequence[int]) -> None:
         """One more frame: its code 0 is penalized from now on, or as long as it is in the window."""
+        if not self.codes:
+            self.seen = self.seen.clone()
         self.codes.append(codes)
         self.seen[codes[0]] = True
         window = self.repetition_window

@@ -178,11 +178,13 @@ def test_the_shelf_keeps_the_voices_that_were_used_last() -> None:
     window=st.none() | st.integers(1, 8),
 )
 def test_the_penalty_looks_back_on_the_window_alone(codes: list[int], window: int | None) -> None:
-    row = QwenSequence(text=TokenQueue(), num_codes=2, seen=torch.zeros(8, dtype=torch.bool), repetition_window=window)
+    unseen = torch.zeros(8, dtype=torch.bool)
+    row = QwenSequence(text=TokenQueue(), num_codes=2, seen=unseen, repetition_window=window)
     for code in codes:
         row.record_frame([code, 0])
     remembered = codes if window is None else codes[-window:]
     assert row.seen.nonzero().flatten().tolist() == sorted(set(remembered))
+    assert not unseen.any()  # other sequences have it, too
 
 
 @pytest.mark.parametrize(
