@@ -59,7 +59,7 @@ class RoundDecoding:
             except Exception as error:
                 self.host.requests.fail(request, error)
 
-    def emit_completed(self) -> int:
+    def emit_completed(self, batch: StepBatch | None = None) -> int:
         """Nothing is in flight between steps."""
         return 0
 
@@ -139,12 +139,12 @@ class CallDecoding:
 
     def decode(self, batch: StepBatch) -> int:
         """Launch what is due after this batch, and emit the calls of the step before; returns the number of chunks."""
-        num_old = len(self.stage.calls)
+        num_chunks, num_old = self.emit_completed(), len(self.stage.calls)
         sampled = [work.request.slot for work in batch.items if work.sample]
         self.stage.speculate([slot for slot in sampled if slot is not None])
         self.launch()
         size = 1 if self.host.config.emit_per_decode_call else max(1, num_old)
-        return sum(self.emit_calls(min(size, num_old - start)) for start in range(0, num_old, size))
+        return num_chunks + sum(self.emit_calls(min(size, num_old - start)) for start in range(0, num_old, size))
 
     def launch(self) -> None:
         start = time.perf_counter()
@@ -156,12 +156,22 @@ class CallDecoding:
         self.stage.launch(slack, wanted)
         self.host.times.launch_s += time.perf_counter() - start
 
-    def emit_completed(self) -> int:
-        """Emit what has been decoded by now. The first calls are those of listeners who run dry first."""
+    def emit_completed(self, batch: StepBatch | None = None) -> int:
+        """Emit what has been decoded by now. The first calls are those of listeners who run dry first.
+
+        ``batch`` is the next one, which a first chunk may precede."""
         num_chunks = 0
-        while self.host.config.emit_per_decode_call and self.stage.is_done:
+        while self.host.config.emit_per_decode_call and (self.stage.is_done or self.precedes(batch)):
             num_chunks += self.emit_calls(1)
         return num_chunks
+
+    def precedes(self, batch: StepBatch | None) -> bool:
+        """Return whether a listener waits for its first chunk, and the next batch can wait for it: it is small, and
+        nobody in it waits for a first frame."""
+        calls, max_rows = self.stage.calls, self.host.config.max_rows_behind_first_chunk
+        if not calls or batch is None or calls[0].slack_s > MIN_BURST_SLACK_S or len(batch) > max_rows:
+            return False
+        return all(work.request.num_frames for work in batch.items)
 
     def emit_calls(self, num_calls: int) -> int:
         """Emit the oldest calls, and hand them over at once if a listener of the first one is about to run dry."""
