@@ -1,13 +1,14 @@
 """Simulate many listeners on the whole engine, with a device that only takes its time.
 
-The engine's own code runs. Frames and decode calls take the times measured on one H200 (1.7B, context 256), with decode
-calls first. Python takes the time it takes on this machine. A scheduling or admission policy can therefore be tested
-without a device.
+The engine's own code runs. Frames and decode calls take the times measured on one H200 (1.7B, context 256), prefills
+those of an H100, with decode calls first. Python takes the time it takes on this machine. A scheduling or admission
+policy can therefore be tested without a device.
 
     python -m benchmarks.load_simulation [--batch 1000,1400] [--max-batch 768] [--seconds 10] [--ramp 8] [--set
     NAME=JSON]
 
-The last line is JSON.
+``--replies``: a closed loop of so many whole texts of the client's corpus, without pacing. Each of ``--batch`` clients
+begins one, and the next one ``--pause-ms`` after its end. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -35,17 +36,22 @@ from engine.program import decode_executor
 from engine.runtime import runner
 from engine.runtime.engine import Engine
 from engine.runtime.step_model import StepTimeTable
+from realtime.bench.plan import CORPUS, endless, read_corpus
 
 SAMPLE_RATE = 24_000
 POINTS = (0, 1, 8, 64, 256, 512, 1024, 1536)
 FRAME_MS = (0, 3.87, 4.58, 5.16, 7.89, 12.3, 21.4, 30.8)
 # By number of rows (docs/experiments/gpu-capacity.md).
 DECODE_MS = (0, 0.56, 0.71, 1.72, 5.09, 9.7, 18.4, 27.4)
+# By number of positions, and what a frame takes less behind a prefill.
+POSITIONS = (0, 16, 96, 256, 512, 1024)
+PREFILL_MS = (0, 1.6, 2.1, 2.8, 4.3, 7.3)
+SAVED_MS = 1.5
 
 
-def seconds_of(times_ms: tuple[float, ...], count: int) -> float:
-    beyond = max(1.0, count / POINTS[-1])
-    return beyond * float(np.interp(min(count, POINTS[-1]), POINTS, times_ms)) / 1000
+def seconds_of(times_ms: tuple[float, ...], count: int, points: tuple[int, ...] = POINTS) -> float:
+    beyond = max(1.0, count / points[-1])
+    return beyond * float(np.interp(min(count, points[-1]), points, times_ms)) / 1000
 
 
 @dataclass
@@ -75,9 +81,15 @@ class SimulatedDevice:
         self._host_s = now_s
         return self.now_s
 
-    def queue_frame(self, rows: int) -> None:
+    def queue_frame(self, rows: int, follows_prefill: int = 0) -> None:
+        self._queue_on_frames(seconds_of(FRAME_MS, rows) - follows_prefill * SAVED_MS / 1000)
+
+    def queue_prefill(self, positions: int) -> None:
+        self._queue_on_frames(seconds_of(PREFILL_MS, positions, POSITIONS))
+
+    def _queue_on_frames(self, seconds: float) -> None:
         self.clock()
-        self.last_frame = SimulatedWork(self.slower * seconds_of(FRAME_MS, rows))
+        self.last_frame = SimulatedWork(self.slower * seconds)
         self._frames.append(self.last_frame)
 
     def queue_call(self, rows: int, frames: int) -> None:
@@ -119,10 +131,10 @@ class SimulatedDevice:
 
         def frame(rows: int, follows_prefill: int = 0) -> None:
             draw(rows)
-            self.queue_frame(rows)
+            self.queue_frame(rows, follows_prefill)
 
         engine.runner.frames._run = frame
-        engine.runner.prefills._run = self.queue_frame
+        engine.runner.prefills._run = self.queue_prefill
         engine.stage.codec.graphs._run = self.queue_call
         engine.requests.clock = self.clock
         device = self
@@ -162,10 +174,11 @@ def make_engine(folder: Path, size: int, args: argparse.Namespace) -> tuple[Engi
 
 class LoadSimulation:
     def __init__(self, engine: Engine, device: SimulatedDevice, size: int, args: argparse.Namespace) -> None:
-        self.engine, self.device, self.args, self.size = engine, device, args, size
+        self.engine, self.device, self.args = engine, device, args
         self.start_s = device.clock()
         self.listeners = [SimulatedListener(self.start_s + args.ramp * number / size) for number in range(size)]
         self.num_come = 0
+        self.texts = endless(read_corpus(CORPUS), 0)
 
     def run(self) -> dict[str, Any]:
         engine = self.engine
@@ -189,7 +202,8 @@ class LoadSimulation:
     @property
     def is_due(self) -> bool:
         """Return whether the next listener has come by now."""
-        return self.num_come < self.size and self.listeners[self.num_come].asked_s <= self.device.clock()
+        comes = self.listeners[self.num_come : self.num_come + 1]
+        return any(one.asked_s <= self.device.clock() for one in comes)
 
     def submit_due(self) -> None:
         while self.is_due:
@@ -198,10 +212,12 @@ class LoadSimulation:
     def submit(self) -> None:
         number = self.num_come
         self.num_come += 1
+        is_whole = self.args.replies > 0
         spec = SpeechRequest(
-            request_id=str(number), text=text_of(400), text_closed=True, layout=TextLayout.STREAMING,
+            request_id=str(number), text=next(self.texts) if is_whole else text_of(400), text_closed=True,
+            layout=TextLayout.FULL if is_whole else TextLayout.STREAMING,
             sampling=SamplingParams(seed=number, min_new_tokens=NO_END),
-            max_frames=int(self.args.seconds / 0.08), lead_ms=self.args.lead_ms,
+            max_frames=int(self.args.seconds / 0.08), lead_ms=None if is_whole else self.args.lead_ms,
         )  # fmt: skip
         self.engine.requests.submit(spec, number)
 
@@ -213,6 +229,8 @@ class LoadSimulation:
                 self.listeners[number].hear(event, SAMPLE_RATE, now_s)
             elif isinstance(event, RequestFinished):
                 self.listeners[number].failed = event.error is not None
+                if len(self.listeners) < self.args.replies:
+                    self.listeners.append(SimulatedListener(now_s + self.args.pause_ms / 1000))
 
 
 def main() -> None:
@@ -222,6 +240,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--ramp", type=float, default=8.0)
     parser.add_argument("--lead-ms", type=int, default=2000)
+    parser.add_argument("--replies", type=int, default=0, help="replies of a closed loop")
+    parser.add_argument("--pause-ms", type=float, default=3.0)
     parser.add_argument("--share", type=float, default=0.95, help="admission_utilization")
     parser.add_argument("--host-scale", type=float, default=0.6, help="relative time of Python")
     parser.add_argument("--slower", type=float, default=1.0, help="factor by which the device is slower than measured")
@@ -230,7 +250,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = []
     with tempfile.TemporaryDirectory() as room:
-        random_model.SHAPES["small"] = host_overhead.SMALL
+        random_model.SHAPES["small"] = host_overhead.SMALL | {"text_vocab": random_model.RELEASED["text_vocab"]}
         folder = random_model.write(Path(room), "small", torch.device("cpu"))
         for size in args.batch:
             found.append(LoadSimulation(*make_engine(folder, size, args), size, args).run())

@@ -32,10 +32,9 @@ RELEASED: dict[str, Any] = {
     "rates": ([8, 5, 4, 3], [2, 2]),
     "books": 16,
     "codes": 2048,
+    # With it a shape has the tokenizer of ``write_tokenizer``, so that prompts have released lengths.
+    "text_vocab": 151_936,
 }
-TEXT_VOCAB = 151_936
-# Shapes of the released checkpoints, whose prompts are to have released lengths.
-RELEASED_SHAPES = ("1.7b", "0.6b")
 MAX_TOKENS = 32_000
 ROOT = Path(__file__).parents[1]
 SHAPES: dict[str, dict[str, Any]] = {
@@ -61,13 +60,13 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
 def write_files(folder: Path, shape: str) -> Qwen3TTSConfig:
     """Write all files except the weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    is_released = shape in RELEASED_SHAPES
-    ids = write_tokenizer(folder) if is_released else checkpoints.write_tokenizer(folder)
+    text_vocab = SHAPES[shape].get("text_vocab")
+    ids = write_tokenizer(folder) if text_vocab else checkpoints.write_tokenizer(folder)
     checkpoints.write_settings(folder, SHAPES[shape], ids, "custom_voice")
     path = folder / "config.json"
     values = json.loads(path.read_text(encoding="utf-8"))
-    if is_released:
-        values["talker_config"]["text_vocab_size"] = TEXT_VOCAB
+    if text_vocab:
+        values["talker_config"]["text_vocab_size"] = text_vocab
         values["talker_config"]["max_position_embeddings"] = 32_768
     path.write_text(json.dumps(values), encoding="utf-8")
     return read_config(folder)

@@ -50,6 +50,11 @@ def test_a_device_that_is_too_slow_leaves_gaps(simulate: Simulate) -> None:
     assert simulate("--slower", "30")["continuity"] == 0.0
 
 
+def test_closed_loop_has_as_many_replies_as_asked_for(simulate: Simulate) -> None:
+    crowd = simulate("--replies", "10", "--ramp", "0")
+    assert (crowd["streams"], crowd["failed"], crowd["continuity"]) == (10, 0, 1.0)
+
+
 def test_overload_is_refused_and_others_have_no_gap(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_simulation, "FRAME_MS", (0, 10, 30, 250, 1e3, 2e3, 4e3, 6e3))
     crowd = simulate("--batch", "32")
@@ -61,10 +66,11 @@ def test_decode_call_ends_after_its_frames_and_its_time(tmp_path: Path) -> None:
     engine = host_overhead.make_engine(random_model.write(tmp_path, "small", torch.device("cpu")), 1)
     device = load_simulation.SimulatedDevice(host_scale=0.0, slower=1.0)
     device.install(engine)
-    device.queue_frame(1)
+    device.queue_prefill(256)
+    device.queue_frame(1, follows_prefill=1)
     engine.stage.codec.lane.wait_for_codes()
     ticket = engine.stage.codec.lane.run(lambda: device.queue_call(8, 1))
     assert not ticket.is_done
     ticket.wait()
     assert ticket.is_done
-    assert device.now_s == pytest.approx(0.00387 + 0.00071)
+    assert device.now_s == pytest.approx(0.0028 + 0.00387 - 0.0015 + 0.00071)
