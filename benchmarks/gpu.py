@@ -65,7 +65,6 @@ SETTINGS: dict[str, Any] = dict(
     loop_limit_frames=100_000,
     silence_limit_s=1e6,
     max_queued_requests=4096,
-    max_prefill_positions=256,
     voice_encoders=False,
 )
 

@@ -97,8 +97,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watermark_blocks: int = 4
     # A row is preempted only for one whose deadline is this much earlier.
     preempt_margin_s: float = 1.0
-    # Maximum of prompt positions per step beside running rows; new requests beyond it wait a step. The default on CUDA,
-    # for CosyVoice3: 2,048 from 16 GB of free memory on.
+    # Maximum of prompt positions per step beside running rows; new requests beyond it wait a step. The default on CUDA:
+    # 320, for CosyVoice3 2,048 from 16 GB of free memory on.
     max_prefill_positions: int = 256
     # Maximum of cached voice prefixes.
     max_cached_prefixes: int = 64

@@ -50,7 +50,9 @@ SLOTS = (64, 1_536)
 ROWS = (32, 512)
 # Options that decide how much memory an engine holds beside its cache.
 MEMORY_OPTIONS = ("precision", "max_running_requests", "max_batch_size", "max_prefill_positions", "max_cached_voices")
-# Prompt positions in a step of CosyVoice3, and from which memory on: 16 new requests start together.
+# Prompt positions in a step of Qwen3-TTS: eight texts of 100 characters start together.
+QWEN3_POSITIONS = 320
+# The same of CosyVoice3, and from which memory on: 16 new requests start together.
 COSYVOICE3_POSITIONS, COSYVOICE3_GB = 2_048, 16
 
 
@@ -158,17 +160,16 @@ def check_precision(config: EngineConfig, device: torch.device) -> None:
 
 
 def size_by_memory(config: EngineConfig, family: str, free_gb: float) -> EngineConfig:
-    """Return the configuration with the rows and slots that a CUDA device with this free memory usually holds; for
-    CosyVoice3, with its prompt positions.
+    """Return the configuration with the prompt positions of a step on a CUDA device, and for Qwen3-TTS with the rows
+    and slots that a device with this free memory usually holds.
     """
-    if (
-        family == "cosyvoice3"
-        and "max_prefill_positions" in config.sizes_by_memory
-        and free_gb >= COSYVOICE3_GB
-        and not config.fixed_batch_rows  # each prefill is padded to all positions then
-    ):
-        return msgspec.structs.replace(config, max_prefill_positions=COSYVOICE3_POSITIONS)
-    if not config.sizes_by_memory or family != "qwen3_tts":
+    # With fixed rows each prefill is padded to all positions.
+    if "max_prefill_positions" in config.sizes_by_memory and not config.fixed_batch_rows:
+        if family == "qwen3_tts":
+            config = msgspec.structs.replace(config, max_prefill_positions=QWEN3_POSITIONS)
+        elif free_gb >= COSYVOICE3_GB:
+            config = msgspec.structs.replace(config, max_prefill_positions=COSYVOICE3_POSITIONS)
+    if family != "qwen3_tts":
         return config
     num_slots, num_rows = config.max_running_requests, config.max_batch_size
     if "max_running_requests" in config.sizes_by_memory:

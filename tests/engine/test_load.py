@@ -284,6 +284,15 @@ def test_prompt_positions_of_cosyvoice3_follow_the_free_memory_of_a_gpu(
     assert size_by_memory(padded, "cosyvoice3", free_gb) == padded
 
 
+@pytest.mark.parametrize(
+    ("given", "num_positions"),
+    [({}, 320), ({"max_prefill_positions": 512}, 512), ({"fixed_batch_rows": 64}, 256)],
+)
+def test_prompt_positions_of_qwen3_tts_hold_eight_texts(given: dict[str, int], num_positions: int) -> None:
+    config = EngineConfig(sizes_by_memory=tuple(name for name in SIZES if name not in given), **given)
+    assert size_by_memory(config, "qwen3_tts", 6).max_prefill_positions == num_positions
+
+
 def test_int4_leaves_weights_whose_inputs_make_no_group(tiny_folder: Path) -> None:
     config = EngineConfig(precision="int4", cpu_optimizations=False)
     model = load_family(tiny_folder, config, torch.device("cpu"), torch.float32).model
