@@ -15,7 +15,8 @@ from typing import Protocol
 
 Buffer = bytes | memoryview
 
-READ_BYTES = 2**18
+# Below the size from which on the C library maps memory for each read.
+READ_BYTES = 2**16
 
 
 class ByteSocket(Protocol):
