@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.models.base import DecodedAudio, DecodeStage
+from engine.program.decode_executor import CudaStreamExecutor
 from engine.runtime.admission import DEADLINE_S
 from engine.runtime.call_planner import CALL_FRAMES, DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import GraphCodec
@@ -127,6 +128,9 @@ class CallDecoding:
 
     def __init__(self, stage: CodecStage, codec: GraphCodec, host: DecodingHost) -> None:
         self.stage, self.codec, self.host = stage, codec, host
+        # A thread of the CPU takes far longer for a call than the host for a launch.
+        is_quick = isinstance(codec.lane, CudaStreamExecutor)
+        self.max_rows_behind = host.config.max_rows_behind_first_chunk if is_quick else 0
 
     @property
     def graph_keys(self) -> Sequence[GraphKey]:
@@ -168,8 +172,8 @@ class CallDecoding:
     def precedes(self, batch: StepBatch | None) -> bool:
         """Return whether a listener waits for its first chunk, and the next batch can wait for it: it is small, and
         nobody in it waits for a first frame."""
-        calls, max_rows = self.stage.calls, self.host.config.max_rows_behind_first_chunk
-        if not calls or batch is None or calls[0].slack_s > MIN_BURST_SLACK_S or len(batch) > max_rows:
+        calls = self.stage.calls
+        if not calls or batch is None or calls[0].slack_s > MIN_BURST_SLACK_S or len(batch) > self.max_rows_behind:
             return False
         return all(work.request.num_frames for work in batch.items)
 

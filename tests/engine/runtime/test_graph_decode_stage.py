@@ -126,13 +126,18 @@ def test_waiting_for_calls_makes_steps_deterministic(settings: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("max_rows", "has_newcomer", "expected"),
-    [(8, False, ["chunk", "frame"]), (0, False, ["frame", "chunk"]), (8, True, ["frame", "chunk"])],
+    ("settings", "has_newcomer", "expected"),
+    [
+        ({}, False, ["chunk", "frame"]),
+        ({"max_rows_behind_first_chunk": 0}, False, ["frame", "chunk"]),
+        ({}, True, ["frame", "chunk"]),
+        ({"decode_device": "cpu"}, False, ["frame", "chunk"]),
+    ],
 )
 def test_small_step_without_newcomers_waits_for_a_first_chunk(
-    max_rows: int, has_newcomer: bool, expected: list[str]
+    settings: dict[str, Any], has_newcomer: bool, expected: list[str]
 ) -> None:
-    bench = bench_of(CPU, torch.float32, lazy_graph_capture=True, max_rows_behind_first_chunk=max_rows)
+    bench = bench_of(CPU, torch.float32, lazy_graph_capture=True, **settings)
     keep_busy(bench, lambda: False)
     spec: dict[str, Any] = dict(text="the lazy dog", text_closed=True)
     bench.submit(**spec)
@@ -148,4 +153,5 @@ def test_small_step_without_newcomers_waits_for_a_first_chunk(
     if has_newcomer:
         bench.submit(**spec)
     bench.step()
+    bench.engine.close()
     assert order == expected
