@@ -55,6 +55,10 @@ class BoundaryDetector:
         self._gap = True
         self._num_breaks += character in _LINE_BREAKS
 
+    def skip_words(self) -> None:
+        """Go on behind words and a space, of which no boundary is needed."""
+        self._gap, self._num_breaks = True, 0
+
     def boundary_before(self, character: str) -> Boundary:
         """Return the boundary in front of this visible character."""
         ending = self._ending_before(character)

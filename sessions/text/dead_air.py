@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from sessions.text.boundaries import Boundary, strongest_boundary
-from sessions.text.token_cost import token_tenths
+from sessions.text.token_cost import text_tenths
 
 # Scripts without spaces count a word for each letter.
 _WORD = re.compile(
@@ -49,7 +49,7 @@ class TextPace:
         elif now_s - self._last_s >= SAME_ARRIVAL_S:
             self._gaps_s.append(now_s - self._last_s)
         self._last_s = now_s
-        self._recent.append((now_s, sum(map(token_tenths, text))))
+        self._recent.append((now_s, text_tenths(text)))
         while self._recent[0][0] <= now_s - RATE_WINDOW_S:
             self._recent.popleft()
 

@@ -6,6 +6,7 @@ for only that tells "3.5" and "e.g. this" from the end of a sentence.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass
 
@@ -13,12 +14,15 @@ from sessions.text.block_splitter import WHITE_SPACE
 from sessions.text.boundaries import Boundary, BoundaryDetector
 from sessions.text.phonemes.respelling import INLINE_PHONEMES, PHONEME_STARTS
 from sessions.text.spans import SpannedText
-from sessions.text.token_cost import TENTHS, token_tenths
+from sessions.text.token_cost import TENTHS, text_tenths, token_tenths
 
 _PHONEME_BEGINNINGS = PHONEME_STARTS | INLINE_PHONEMES
 _JOINERS = frozenset("\u200c\u200d")
 # No tokenizer knows longer words: each of their letters counts as a token.
 _LONG_WORD_CHARS = 24
+# European letters and signs. Digits, phonemes and other scripts count in other ways.
+_PLAIN = r"[!-/:-Z\\-~\xa1-\u024f\u0400-\u052f\u2010-\u2027\u2030-\u205e]"
+_PLAIN_WORDS = re.compile(f"(?:{_PLAIN}{{1,{_LONG_WORD_CHARS}}} )+")
 _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 
 
@@ -116,7 +120,13 @@ class Segmenter:
         runs: list[_SegmentRun] = []
         start = 0
         held_from: int | None = None
-        for place, character in enumerate(text):
+        place = -1
+        while (place := place + 1) < len(text):
+            if not self._num_word_chars:
+                place = self._count_words(text, place)
+                if place == len(text):
+                    break
+            character = text[place]
             if character in WHITE_SPACE:
                 self._push_space(character)
                 if not self._num_chars:
@@ -136,6 +146,22 @@ class Segmenter:
         end = len(text) if held_from is None else held_from
         runs.append(_SegmentRun(start, end, is_last=False))
         return runs, end
+
+    def _count_words(self, text: str, place: int) -> int:
+        """Count the next words at once, as far as none of them can end the segment; returns the place behind them.
+
+        Text that comes in single characters is counted one by one, which gives the same segments."""
+        settings, room = self._settings, self._settings.sentence_end_after_chars - self._num_chars
+        if settings.max_segment_tokens is not None:
+            max_tenths = int(TENTHS * settings.max_segment_tokens * settings.clause_end_at_share)
+            room = min(room, (max_tenths - self._token_tenths) // TENTHS)
+        words = _PLAIN_WORDS.match(text, place, place + room - 1) if room > 1 and not self._open_phoneme else None
+        if words is None:
+            return place
+        self._num_chars += len(words[0])
+        self._token_tenths += text_tenths(words[0])
+        self._endings.skip_words()
+        return words.end()
 
     def _push_space(self, character: str) -> None:
         if self._open_phoneme:

@@ -32,3 +32,13 @@ def token_tenths(character: str) -> int:
     if code < 0x10000 and unicodedata.east_asian_width(character) in "WF":
         return _WIDE
     return TENTHS * len(character.encode("utf-8", "surrogatepass"))
+
+
+_ASCII_TENTHS = bytes(token_tenths(chr(code)) for code in range(0x80)).ljust(0x100)
+
+
+def text_tenths(text: str) -> int:
+    """Return the sum over the characters of a text."""
+    if text.isascii():
+        return sum(text.encode().translate(_ASCII_TENTHS))
+    return sum(map(token_tenths, text))

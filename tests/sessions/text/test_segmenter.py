@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from sessions.text.block_splitter import WHITE_SPACE
@@ -60,6 +60,24 @@ raw_texts = st.one_of(
 @given(text=raw_texts, at=places)
 def test_any_cutting_gives_the_same_segments(text: str, at: list[int]) -> None:
     assert segments(cut(text, at)) == segments([text])
+
+
+SHORT = SegmenterSettings(
+    sentence_end_after_chars=60, clause_end_after_chars=90, word_end_after_chars=120, max_segment_chars=150
+)
+words = st.sampled_from(["and", "Word.", "two,", "Mr.", "Äther", "“so”", "x" * 25, "12.", "[AH0]", "今", "then\n", " "])
+
+
+@pytest.mark.parametrize("max_tokens", [None, 50])
+@example(text="word " * 11 + "12. Next")
+@example(text="word " * 11 + "end. Next words follow here")
+@example(text="word " * 11 + " ab. Next words follow here")
+@example(text="x" * 28 + " " + "!" * 15 + ", Next")
+@example(text="(((((((, " * 8)
+@given(text=st.lists(words, min_size=8, max_size=60).map(" ".join))
+def test_words_at_once_make_the_segments_of_characters_one_by_one(text: str, max_tokens: int | None) -> None:
+    lengths = replace(SHORT, max_segment_tokens=max_tokens)
+    assert segments([text], lengths) == segments(list(text), lengths)
 
 
 @settings(max_examples=120)
