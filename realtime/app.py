@@ -175,13 +175,14 @@ def _load_agent(server: SpeechServer, switchboard: CallRegistry) -> VoiceAgent |
 
 def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiService) -> list[BaseRoute]:
     api: list[BaseRoute] = [
+        # First: a request tries the routes in order.
+        Route("/v1/audio/speech", SpeechEndpoint(server), methods=["POST"]),
         WebSocketRoute(NATIVE_ROUTE.path, DialectEndpoint(server, NATIVE_ROUTE)),
         *dialect_routes(server),
         *token_routes(),
         *telephony_routes(server, switchboard),
         *call_routes(server, switchboard),
         *device_routes(devices),
-        Route("/v1/audio/speech", SpeechEndpoint(server), methods=["POST"]),
         Route("/v1/audio/speech/batch", speech_batch, methods=["POST"]),
         *VOICE_ROUTES,
         *LEXICON_ROUTES,

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -33,6 +34,8 @@ KEY_QUERIES = ("api_key", "access_token", "authorization", "single_use_token", "
 SCHEMES = ("bearer", "token")
 # Maximum of keys in a request.
 MAX_PRESENTED_KEYS = 8
+# Addresses and lists of header names that are remembered: clients on this machine send the same ones again.
+MAX_REMEMBERED = 64
 # Headers that proxies, load balancers and content networks add to what they pass on.
 PROXY_HEADER = re.compile(
     r"via|cdn-loop|x-scheme|x-varnish|x-nginx-proxy|x-cloud-trace-context|front-end-https"
@@ -239,7 +242,7 @@ def _require_loopback(request: HTTPConnection) -> None:
     """Let in what this machine itself asks for: no page of another site, no re-bound name, nothing forwarded."""
     if request.client is None or not _is_loopback(request.client.host):
         raise RequestRefused("not_loopback", NO_KEYS)
-    proxy_header = next(filter(PROXY_HEADER.fullmatch, request.headers.keys()), None)
+    proxy_header = _find_proxy_header(tuple(request.headers.keys()))
     if proxy_header is not None:
         raise RequestRefused("not_loopback", f"{NO_KEYS}; {proxy_header} shows that this request was passed on")
     host = request.headers.get("host", "").lower()
@@ -250,6 +253,11 @@ def _require_loopback(request: HTTPConnection) -> None:
         raise RequestRefused("forbidden_origin", "pages of another origin may not use a server without API keys")
 
 
+@lru_cache(MAX_REMEMBERED)
+def _find_proxy_header(names: tuple[str, ...]) -> str | None:
+    return next(filter(PROXY_HEADER.fullmatch, names), None)
+
+
 def _hostname(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
@@ -257,6 +265,7 @@ def _hostname(url: str) -> str:
         return ""
 
 
+@lru_cache(MAX_REMEMBERED)
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
