@@ -25,18 +25,21 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 
     Raises ``RequestRefused`` when the client leaves first; by then the work has ended and given back what it held.
     """
-    working = asyncio.create_task(work, name="voicewire http work")
-    leaving = asyncio.create_task(_wait_disconnected(request), name="voicewire http client")
+    # The work runs in this task: nothing comes between the request and what is sent to the engine.
+    task = asyncio.current_task()
+    assert task is not None
+    num_cancels = task.cancelling()
+    leaving = asyncio.create_task(_cancel_on_leave(request, task), name="voicewire http client")
     try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise client_disconnected()
-        return working.result()
+        return await work
+    except BaseException:
+        if leaving.done() and not leaving.cancelled() and task.uncancel() <= num_cancels:
+            raise client_disconnected() from None
+        raise
     finally:
-        working.cancel()
         leaving.cancel()
-        await asyncio.wait([working, leaving])
-        del working, leaving  # the error that a task holds would hold the task
+        await asyncio.wait([leaving])
+        del task, leaving  # the error that a task holds would hold the task
 
 
 class ClientLeft(RequestRefused):
@@ -47,9 +50,10 @@ def client_disconnected() -> ClientLeft:
     return ClientLeft("session_closed", "the client has left")
 
 
-async def _wait_disconnected(request: Request) -> None:
+async def _cancel_on_leave(request: Request, task: asyncio.Task[Any]) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    task.cancel()
 
 
 log = logging.getLogger("voicewire.transport")
