@@ -15,6 +15,19 @@ class ChunkLimitedConnection(h11.Connection):
 
     # Size of the current body.
     _num_bytes = _num_pieces = 0
+    # True if the head of the coming response is to leave with what follows it.
+    holds_head = False
+    _held = b""
+
+    def send(self, event: Any) -> Any:
+        """Return the bytes of an event, behind those that were held."""
+        data = super().send(event)
+        if self.holds_head and data is not None:
+            self.holds_head, self._held = False, data
+            return b""
+        if self._held and data is not None:
+            data, self._held = self._held + data, b""
+        return data
 
     def next_event(self) -> Any:
         """Return the next event; raises ``h11.RemoteProtocolError``."""

@@ -26,7 +26,7 @@ from realtime.config_sections import LimitSettings, ListenSettings
 from realtime.h11_limits import ChunkLimitedConnection
 from realtime.transports.acceptor import Acceptor
 from realtime.transports.listening_sockets import Listeners
-from realtime.transports.transport import EXTENSION, SocketControls, write_timeout_s
+from realtime.transports.transport import BODY_FOLLOWS, EXTENSION, SocketControls, write_timeout_s
 from realtime.transports.websocket_frames import FIN, OPCODE, WHOLE, FrameSplitter, payload
 from sessions.weak import weak_method
 
@@ -96,6 +96,7 @@ class SpeechHttpProtocol(H11Protocol):
     nothing of an answer; the number of open connections is limited."""
 
     config: UvicornConfig
+    conn: ChunkLimitedConnection
     _deadline: asyncio.TimerHandle | None = None
     _write_deadline: asyncio.TimerHandle | None = None
 
@@ -185,6 +186,8 @@ class FencedApp:
 
         async def fenced_send(message: Any) -> None:
             if protocol is None or not protocol.fence():
+                if protocol is not None and BODY_FOLLOWS in message:
+                    protocol.conn.holds_head = True
                 await send(message)
 
         await self._app(scope, receive, fenced_send)

@@ -59,6 +59,8 @@ async def _cancel_on_leave(request: Request, task: asyncio.Task[Any]) -> None:
 log = logging.getLogger("voicewire.transport")
 
 EXTENSION = "voicewire.line"
+# Key of a start of a response whose body is sent at once: both leave in one packet.
+BODY_FOLLOWS = "voicewire.body_follows"
 # A line is cut so long after the response that could not be written has ended.
 WRITE_GRACE_S = 2.0
 # Media type and headers of the answer.
@@ -244,7 +246,7 @@ class HttpTransport(MessageTransport):
         media_type, headers = self.head()
         raw = [(b"content-type", media_type.encode()), (PROVENANCE_HEADER.lower().encode(), SOURCE_TYPE.encode())]
         raw += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await self._raw_send({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._raw_send({"type": "http.response.start", "status": 200, "headers": raw, BODY_FOLLOWS: True})
 
 
 def check_size(message: str | bytes, max_message_bytes: int) -> None:

@@ -34,6 +34,18 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY_TO_COME = b"POST /v1/nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
 
 
+def test_head_that_is_held_leaves_with_the_first_piece_of_the_body() -> None:
+    ours, theirs = ChunkLimitedConnection(h11.SERVER), h11.Connection(h11.CLIENT)
+    request = h11.Request(method="GET", target="/", headers=[("Host", "localhost")])
+    ours.receive_data(theirs.send(request) + theirs.send(h11.EndOfMessage()))
+    assert [type(ours.next_event()) for _ in range(2)] == [h11.Request, h11.EndOfMessage]
+    ours.holds_head = True
+    assert ours.send(h11.Response(status_code=200, headers=[])) == b""
+    theirs.receive_data(ours.send(h11.Data(data=b"one")) + ours.send(h11.Data(data=b"two")))
+    received = [theirs.next_event() for _ in range(3)]
+    assert [event.data for event in received[1:]] == [b"one", b"two"]
+
+
 async def dial(live: LiveServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", live.port)
 
