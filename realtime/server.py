@@ -30,7 +30,7 @@ from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.config import RegistryLimits, SessionLimits
 from sessions.lexicon_store import LEXICON_FOLDER, LexiconStore
 from sessions.owned_files import voices_folder
-from sessions.quotas import KeyMeter
+from sessions.quotas import NO_QUOTAS, KeyMeter
 from sessions.registry import SessionRegistry
 from sessions.session import Session
 from sessions.voices.store import VoiceStore
@@ -214,7 +214,8 @@ class SpeechServer:
     def check_response_limits(self, caller: Principal) -> None:
         """Check that the key may begin one more response; raises ``LimitExceeded`` or ``QuotaExceeded``."""
         self.registry.check_capacity(caller.name, caller.max_active_responses)
-        self.meter_for(caller).check()
+        if caller.quotas != NO_QUOTAS:
+            self.meter_for(caller).check()
 
     def meter_for(self, caller: Principal) -> KeyMeter:
         """Return what counts the use of the key."""

@@ -92,6 +92,7 @@ class SessionRegistry:
         self._tally = tally or LocalUsageCounters()
         self._admission = ResponseLimiter(self.limits, self._tally, evict)
         self._sessions: dict[str, Session] = {}
+        self._valid_settings: SpeechSettings | None = None
 
     def create(
         self,
@@ -111,7 +112,9 @@ class SessionRegistry:
             limit, retry_after_ms = self.limits.max_sessions, self.limits.retry_after_ms
             raise LimitExceeded(f"max_sessions is {limit}", retry_after_ms=retry_after_ms)
         settings = settings or SpeechSettings()
-        resolve_settings(settings, key, self._services)
+        # Settings for which no store is asked are right for all sessions.
+        if settings is not self._valid_settings and resolve_settings(settings, key, self._services) is settings:
+            self._valid_settings = settings
         session = Session(
             secrets.token_hex(ID_BYTES),
             key,

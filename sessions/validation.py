@@ -52,6 +52,11 @@ def check_settings(settings: SpeechSettings, info: EngineInfo, limits: SessionLi
     Raises ``UnknownVoice``, ``UnknownLanguage``, ``UnsupportedFormat``, ``LimitExceeded`` or ``InvalidRequest``.
     """
     check_voice(settings, info)
+    check_all_but_voice(settings, info, limits)
+
+
+def check_all_but_voice(settings: SpeechSettings, info: EngineInfo, limits: SessionLimits) -> None:
+    """Check what ``check_settings`` checks but for the voice, and raise the same."""
     if settings.language not in {"auto", *info.languages}:
         raise UnknownLanguage(f"language {settings.language!r} is unknown", "language")
     if settings.instruct and not info.takes_instruct:

@@ -34,7 +34,7 @@ from sessions.config import Markup, SpeechSettings
 from sessions.errors import SessionError
 from sessions.events import ResponseFinished
 from sessions.languages import known_language
-from sessions.validation import check_settings
+from sessions.validation import check_all_but_voice
 
 if TYPE_CHECKING:
     from realtime.auth import Principal
@@ -181,9 +181,10 @@ async def prepare_job(
     check_task(body, server.engine.info)
     check_reference(body, caller)
     with map_error_params():
-        check_settings(replace(settings, voice=None), server.engine.info, server.registry.limits.session)
+        check_all_but_voice(settings, server.engine.info, server.registry.limits.session)
     voice = await select_voice(body, server, caller, listener or server.cloning)
-    settings = replace(settings, voice=voice.name, clone=voice.clone)
+    if (voice.name, voice.clone) != (settings.voice, settings.clone):
+        settings = replace(settings, voice=voice.name, clone=voice.clone)
     media_type = file_format(body, default_format).media_type
     _, instructions_warning = supported_instructions(body.instructions or "", server.engine.info)
     warning = "; ".join(filter(None, (voice.warning, instructions_warning))) or None
@@ -240,7 +241,7 @@ async def override_settings(
     check_reference(body, caller)
     given = build_settings(body, server)
     with map_error_params():
-        check_settings(replace(given, voice=None), server.engine.info, server.registry.limits.session)
+        check_all_but_voice(given, server.engine.info, server.registry.limits.session)
     clone = None
     if any(name in fields for name in CLONING_FIELDS):
         clone = (await select_voice(body, server, caller, server.cloning)).clone
