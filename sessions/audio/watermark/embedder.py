@@ -85,7 +85,9 @@ class WatermarkEmbedder:
         """Filter whole frames, of which ``signal`` has the samples and those before them.
 
         Each output is a sum of its own inputs in one order, and of zeros: any split gives the same bits."""
-        matrices = self._matrices[np.arange(self._frame - 1, self._frame + num_frames) % PERIOD_FRAMES]
+        matrices = self._matrices[self._frame : self._frame + num_frames + 1]
+        if len(matrices) <= num_frames:
+            matrices = self._matrices[np.arange(self._frame, self._frame + num_frames + 1) % PERIOD_FRAMES]
         shape = (num_frames, self._frame_samples // self._block_samples, self._num_inputs)
         strides = [size * signal.itemsize for size in (self._frame_samples, self._block_samples, 1)]
         # as_strided takes ten times as long. The product needs rows that do not overlap.
@@ -99,14 +101,16 @@ class WatermarkEmbedder:
 
 @lru_cache(maxsize=8)
 def filter_matrices(key: bytes, payload: int, sample_rate: int) -> Pcm:
-    """Filters of all frames as matrices [frames, inputs, outputs]: outputs of a block out of all their inputs."""
+    """Filters of the last frame and then of all frames as matrices [frames, inputs, outputs]: outputs of a block out
+    of all their inputs."""
     filters = frame_filters(key, payload, sample_rate)
     num_taps = filters.shape[1]
     common_samples = gcd(sample_rate * FRAME_MS // 1000, sample_rate * FADE_MS // 1000)
     size = next(size for size in range(MAX_BLOCK_SAMPLES, 0, -1) if common_samples % size == 0)
-    matrices = np.zeros((PERIOD_FRAMES, num_taps + size - 1, size), np.float32)
+    matrices = np.zeros((PERIOD_FRAMES + 1, num_taps + size - 1, size), np.float32)
     for output in range(size):
-        matrices[:, output : output + num_taps, output] = filters
+        matrices[1:, output : output + num_taps, output] = filters
+    matrices[0] = matrices[-1]
     matrices.flags.writeable = False
     return matrices
 
