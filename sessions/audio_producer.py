@@ -89,7 +89,7 @@ class AudioProducer:
         await asyncio.sleep(0)
 
     async def _begin_segment(self, segment: TextSegment) -> None:
-        self._put([await self._audio.begin_segment(segment.spoken.push, segment.style)])
+        self._put([await self._audio.begin_segment(segment.style)])
         segment.spoken.start_sample = self._audio.num_engine_samples
         if self._audio.has_pending_flush:
             left_s = self._output.ring.left_ms(now_s()) / 1000
@@ -118,6 +118,7 @@ class AudioProducer:
 
     async def _apply_chunk(self, segment: TextSegment, chunk: SpeechChunk) -> None:
         segment.has_audio = True
+        speech = chunk.pcm
         if self._totals.times.first_chunk_s is None:
             self._totals.times.first_chunk_s, self._totals.times.engine = now_s(), chunk.timings
         segment.num_bytes_to_replay = max(segment.num_bytes_to_replay - len(chunk.codes), 0)
@@ -129,6 +130,7 @@ class AudioProducer:
         elif self._services.limits.one_chunk_per_loop_iteration:
             await self._services.encoders.wait_turn()
         self._put(await self._audio.push(chunk))
+        segment.spoken.push(speech)
         segment.spoken.num_trimmed = self._audio.num_trimmed
         self._output.put_words()
         self._queue.report_playback(self._output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -79,7 +78,6 @@ class AudioTrack:
         # Where the next chunk of the segment starts; ``None`` before the first segment.
         self._next_start_sample: int | None = None
         self._is_segment_complete = False
-        self._on_speech: Callable[[Pcm], None] = lambda pcm: None
         self._engine_rate = engine_rate
         self._has_styles = has_styles
         self._shaper: SpeechShaper | None = None
@@ -100,14 +98,10 @@ class AudioTrack:
     def has_pending_flush(self) -> bool:
         return self._pending_flush is not None
 
-    async def begin_segment(
-        self, on_speech: Callable[[Pcm], None] = lambda pcm: None, style: SpeechStyle = PLAIN_STYLE
-    ) -> Sequence[AudioPacket]:
-        """Begin the next segment; ``on_speech`` is called with its speech. Behind a break its first silence is left
-        out."""
+    async def begin_segment(self, style: SpeechStyle = PLAIN_STYLE) -> Sequence[AudioPacket]:
+        """Begin the next segment. Behind a break its first silence is left out."""
         is_first = self._next_start_sample is None
         self._next_start_sample, self._is_segment_complete = 0, False
-        self._on_speech = on_speech
         if self._has_styles:
             self._shaper = SpeechShaper(self._engine_rate, style.speed, style.gain, trims_start=self._is_silent)
         self._is_silent = False
@@ -196,9 +190,7 @@ class AudioTrack:
         self._next_start_sample = chunk.start_sample + chunk.pcm.size
         self._is_segment_complete = chunk.last
         shaper, pcm = self._shaper, chunk.pcm
-        packets = await self._add(pcm if shaper is None else await self._encoders.run(lambda: shaper.push(pcm)))
-        self._on_speech(pcm)
-        return packets
+        return await self._add(pcm if shaper is None else await self._encoders.run(lambda: shaper.push(pcm)))
 
     def _check_order(self, chunk: SpeechChunk) -> None:
         """Raise ``ChunkOrderError`` for a gap, an overlap, or a chunk after the last."""
@@ -278,5 +270,7 @@ class AudioTrack:
 def split_chunk(chunk: SpeechChunk, num_samples: int) -> tuple[SpeechChunk, SpeechChunk]:
     """The first ``num_samples`` of a chunk, and the remainder, maybe empty."""
     num_samples = min(num_samples, chunk.pcm.size)
-    first = replace(chunk, pcm=chunk.pcm[:num_samples], last=False)
-    return first, replace(chunk, start_sample=chunk.start_sample + num_samples, pcm=chunk.pcm[num_samples:])
+    first = SpeechChunk(chunk.request_id, chunk.start_sample, chunk.pcm[:num_samples])
+    return first, SpeechChunk(
+        chunk.request_id, chunk.start_sample + num_samples, chunk.pcm[num_samples:], chunk.last, chunk.codes
+    )

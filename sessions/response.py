@@ -107,6 +107,8 @@ class Response:
         self._next_check_s = math.inf
         self._watch = ResponseWatch(services.limits, self._text, self._queue, self._output, self._totals)
         self._num_popped = 0
+        # When the audio was popped that is not counted yet.
+        self._sent_s: float | None = None
 
     @property
     def format(self) -> AudioFormat:
@@ -334,18 +336,24 @@ class Response:
 
     def pop_due(self, now: float) -> ResponseEvent | None:
         """Return the next event if it is due by ``now``. After the end it first looks for what was heard."""
+        if self._sent_s is not None:
+            self._on_sent()
+            if self._is_burst or self._text.is_break_next:
+                self.advance()
         if self.state is State.DRAINING and self._ring.is_empty:
             self._stop(ResponseStatus.COMPLETED)
         if self.state is State.STOPPING and self._heard_task is None:
             self._close()
         event = self._ring.pop_due(now)
         if isinstance(event, ResponseAudio):
-            self._on_sent(now)
+            self._sent_s = now
         return event
 
-    def _on_sent(self, now: float) -> None:
-        if self._is_burst or self._text.is_break_next:
-            self.advance()
+    def _on_sent(self) -> None:
+        """Count the audio that was popped last: its reader has written it by now."""
+        if self._sent_s is None:
+            return
+        now, self._sent_s = self._sent_s, None
         self._account.charge_audio(self._ring.num_sent_samples, self.format.sample_rate)
         metrics = self._services.metrics
         metrics.observe("lead_seconds", self._ring.lead_ms(now) / 1000)
@@ -462,6 +470,7 @@ class Response:
     def _stop(self, status: ResponseStatus, error: Exception | None = None) -> None:
         if self.is_done:
             return
+        self._on_sent()
         num_sent = max(self._ring.num_sent_samples - self.pre_skip_samples, 0)
         self._terminal = self._totals.summarize(
             self.response_id, status, error, num_sent, self.format.sample_rate, self._timeline
