@@ -107,7 +107,7 @@ class TextQueue:
     def _num_allowed(self, reader: TextReader) -> int:
         if reader is self._current:
             return self._num_left_in_turn
-        return 0 if self._budget.is_contended else MAX_CHARS_PER_TURN
+        return 0 if self._budget.is_contended else MAX_CHARS_PER_ITERATION
 
     def _enter(self, reader: TextReader) -> None:
         if not self._readers:

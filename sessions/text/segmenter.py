@@ -23,6 +23,7 @@ _LONG_WORD_CHARS = 24
 # European letters and signs. Digits, phonemes and other scripts count in other ways.
 _PLAIN = r"[!-/:-Z\\-~\xa1-\u024f\u0400-\u052f\u2010-\u2027\u2030-\u205e]"
 _PLAIN_WORDS = re.compile(f"(?:{_PLAIN}{{1,{_LONG_WORD_CHARS}}} )+")
+_NO_LIMIT = 1_000_000
 _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 
 
@@ -87,6 +88,10 @@ class Segmenter:
 
     def __init__(self, settings: SegmenterSettings | None = None) -> None:
         self._settings = settings or SegmenterSettings()
+        # A segment of fewer characters and fewer tenths of a token ends nowhere.
+        self._short_chars = self._settings.sentence_end_after_chars
+        max_tokens = self._settings.max_segment_tokens or _NO_LIMIT
+        self._short_tenths = int(TENTHS * max_tokens * self._settings.clause_end_at_share)
         self._index = 0
         self._num_chars = 0
         self._token_tenths = 0
@@ -151,10 +156,7 @@ class Segmenter:
         """Count the next words at once, as far as none of them can end the segment; returns the place behind them.
 
         Text that comes in single characters is counted one by one, which gives the same segments."""
-        settings, room = self._settings, self._settings.sentence_end_after_chars - self._num_chars
-        if settings.max_segment_tokens is not None:
-            max_tenths = int(TENTHS * settings.max_segment_tokens * settings.clause_end_at_share)
-            room = min(room, (max_tenths - self._token_tenths) // TENTHS)
+        room = min(self._short_chars - self._num_chars, (self._short_tenths - self._token_tenths) // TENTHS)
         words = _PLAIN_WORDS.match(text, place, place + room - 1) if room > 1 and not self._open_phoneme else None
         if words is None:
             return place
@@ -179,7 +181,7 @@ class Segmenter:
             if self._open_phoneme + character in _PHONEME_BEGINNINGS:
                 return False
             self._count_open_phoneme()
-        if not self._num_chars:
+        if self._is_short(character):
             return False
         if ending >= self._needed():
             return True
@@ -187,6 +189,11 @@ class Segmenter:
         if self._joins(character):
             return self._num_chars >= 2 * max_chars or share > 1
         return self._num_chars >= max_chars or share > self._settings.end_at_share
+
+    def _is_short(self, following: str) -> bool:
+        """Return whether the segment is too short to end before this character."""
+        num_tenths = self._token_tenths + self._tenths(following)
+        return not self._num_chars or (self._num_chars < self._short_chars and num_tenths < self._short_tenths)
 
     def _token_share(self, following: str = "") -> float:
         """Return the share of a segment's tokens used with one more character."""
