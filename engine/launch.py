@@ -14,6 +14,7 @@ import msgspec
 from engine.address import EngineAddress, TlsFiles
 from engine.api import (
     CheckpointReport,
+    EngineInfo,
     EngineStats,
     InvalidRequest,
     SpeechEngine,
@@ -26,6 +27,7 @@ from engine.endpoint import READ_AHEAD_BYTES, Connection
 from engine.host import EngineHost
 from engine.pool import EnginePool
 from engine.remote_pool import AddressSource, RemotePool
+from engine.silent import SilentEngine
 from engine.standalone import run_engine
 
 if TYPE_CHECKING:
@@ -137,6 +139,11 @@ def connect_engine(
     """
     tls = TlsFiles.from_settings(certificate, key, ca)
     return RemotePool(AddressSource(addresses, tls), tls)
+
+
+def create_silent_engine(info: EngineInfo) -> SpeechEngine:
+    """An engine that answers with silence, behind the client of other engines; not yet started."""
+    return EnginePool([EngineClient(SilentEngine(info))])
 
 
 def serve_engine(

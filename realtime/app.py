@@ -15,11 +15,14 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from engine.api import SpeechEngine, SpeechError, freeze_gc
 from realtime.api_keys import load_authenticator
+from realtime.auth import Authenticator
 from realtime.calls.call_registry import CallRegistry
 from realtime.calls.gateway_hub import HubClient
 from realtime.cluster.membership import join_cluster
 from realtime.config import ConfigError, ServerConfig, load_config
-from realtime.engine_factory import make_server_engine
+from realtime.config_sections import WatermarkSettings
+from realtime.engine_factory import make_server_engine, make_silent_engine
+from realtime.metrics import NoServerMetrics
 from realtime.mqtt.bridge import MqttBridge
 from realtime.protocol.dialects.native import NATIVE_ROUTE
 from realtime.quota_history import restore_day_counts
@@ -45,6 +48,7 @@ from realtime.transports.voice_routes import VOICE_ROUTES
 from realtime.transports.wyoming_server import WyomingServer
 from realtime.transports.xiaozhi_mqtt_server import XiaozhiMqttServer
 from realtime.transports.xiaozhi_routes import XiaozhiService, device_routes
+from realtime.warm_up import warm_up
 from sessions.admission import LocalUsageCounters, UsageCounters
 from sessions.quotas import QuotaCounters, WindowedCounts
 
@@ -205,6 +209,23 @@ async def check_settings(config: ServerConfig, engine: SpeechEngine) -> None:
         await app.state.server.aclose()
 
 
+def create_silent_server(server: SpeechServer) -> SpeechServer:
+    """A server of the same model and watermark that speaks silence, for this machine alone, and counts nothing.
+
+    Raises ``ConfigError``."""
+    mark = server.watermark
+    key, payload = (None, None) if mark is None else (mark.key.decode(), mark.payload)
+    config = ServerConfig(watermark=WatermarkSettings(enabled=mark is not None, key=key, payload=payload))
+    return SpeechServer(
+        config,
+        make_silent_engine(server.engine.info),
+        Authenticator([]),
+        voices=server.voices,
+        lexicons=server.lexicons,
+        metrics=NoServerMetrics(),
+    )
+
+
 async def serve(
     config: ServerConfig,
     app: Starlette | None = None,
@@ -234,7 +255,8 @@ async def serve(
 
     server.on_started = started
     try:
-        if await run_until_signal(app.state.server.start()):
+        warming = partial(warm_up, partial(create_silent_server, app.state.server))
+        if await run_until_signal(app.state.server.start()) and await run_until_signal(warming()):
             await server.serve(listeners.all)
         else:
             await app.state.server.aclose()

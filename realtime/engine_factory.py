@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.api import CheckpointReport, SpeechEngine
+from engine.api import CheckpointReport, EngineInfo, SpeechEngine
 from realtime.config import ServerConfig, merge_tables
 from realtime.config_sections import EngineSettings
 
@@ -66,6 +66,13 @@ def connect_engine(addresses: str, settings: EngineSettings) -> SpeechEngine:
     from engine.launch import connect_engine as make_connected_engine
 
     return make_connected_engine(addresses, settings.tls_certificate, settings.tls_key, settings.tls_ca)
+
+
+def make_silent_engine(info: EngineInfo) -> SpeechEngine:
+    """Create an engine that answers with silence at once, not yet started."""
+    from engine.launch import create_silent_engine
+
+    return create_silent_engine(info)
 
 
 def serve_engine(config: ServerConfig, listen: str, on_ready: Callable[[str], None]) -> None:

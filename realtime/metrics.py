@@ -198,3 +198,16 @@ class ServerMetrics:
         yield "kv_blocks_total", stats.blocks_total
         yield "decoder_slots_free", stats.slots_free
         yield "decoder_slots_total", stats.slots_total
+
+
+class NoServerMetrics(ServerMetrics):
+    """Counts nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def inc(self, name: str, count: float = 1, **labels: str) -> None:
+        pass
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        pass

@@ -74,6 +74,7 @@ class SpeechServer:
         gateway: int = 0,
         voices: VoiceStore | None = None,
         lexicons: LexiconStore | None = None,
+        metrics: ServerMetrics | None = None,
     ) -> None:
         """``gateway`` is the number of this process among those of the server. Raises ``ConfigError``."""
         self.config = config
@@ -81,7 +82,7 @@ class SpeechServer:
         self.engine = engine
         self.gatekeeper = gatekeeper
         self.draining = False
-        self.metrics = ServerMetrics(self)
+        self.metrics = metrics or ServerMetrics(self)
         self.voices = voices or VoiceStore(
             voices_folder(config.voices.folder), config.voices.max_voices, config.voices.max_voices_per_key
         )
