@@ -47,6 +47,8 @@ class SpannedText:
     @classmethod
     def join(cls, pieces: Iterable[SpannedText]) -> SpannedText:
         pieces = [piece for piece in pieces if piece.text]
+        if len(pieces) == 1 and len(pieces[0].spans) == 1:
+            return pieces[0]
         return cls("".join(piece.text for piece in pieces), merge(span for piece in pieces for span in piece.spans))
 
     @property
