@@ -88,7 +88,7 @@ def product_cost(weight: Weight, x: Tensor, num_out: int, *others: Tensor) -> Co
     return Cost(moved, rows * operations, f"{rows}x{weight.shape[1]} to {weight.shape[0]}")
 
 
-def norm_linear(residual: ResidualStream, norm: Tensor, eps: float, weight: Weight) -> Cost:
+def norm_linear(residual: ResidualStream, norm: Tensor, eps: float, weight: Weight, *_: object) -> Cost:
     return product_cost(weight, residual.x, weight.shape[0])
 
 

@@ -51,14 +51,16 @@ class Int4TritonOps(TritonOps):
         )
         return out
 
-    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
+    def norm_linear(
+        self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0]
         fused = self.operand(weight, rows, residual.x.dtype)
         if isinstance(fused, Tensor) or self.fits_gemv(rows, size, num_out):
-            return super().norm_linear(residual, norm_weight, eps, fused)
+            return super().norm_linear(residual, norm_weight, eps, fused, bias)
         out = residual.x.new_empty(rows, num_out)
         self.launch_gemm(self.add_rms_norm(residual, norm_weight, eps), fused, out, 1, swiglu=False)
-        return out
+        return out if bias is None else out + bias
 
     def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0] // 2

@@ -57,17 +57,20 @@ class QuantizedTritonOps(TritonOps):
         fits = size % MIN_TILE_DEPTH == 0 and num_out % (2 * TILE.columns) == 0
         return weight if fits and weight.plain is None else None
 
-    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
+    def norm_linear(
+        self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
         rows, _ = residual.x.shape
         fused = self.fused(rows, weight)
         if fused is None:
-            return super().norm_linear(residual, norm_weight, eps, weight)
+            return super().norm_linear(residual, norm_weight, eps, weight, bias)
         if rows > self.max_gemv_rows:
-            return multiply(self.add_norm_quantize(residual, norm_weight, eps), fused, residual.x.dtype)
-        x = self.flush_residual(residual)
-        out = x.new_empty(rows, fused.shape[0])
-        self.launch_gemv(x, fused.data, out, norm_weight, eps, swiglu=False, add=False, scale=fused.scale)
-        return out
+            out = multiply(self.add_norm_quantize(residual, norm_weight, eps), fused, residual.x.dtype)
+        else:
+            x = self.flush_residual(residual)
+            out = x.new_empty(rows, fused.shape[0])
+            self.launch_gemv(x, fused.data, out, norm_weight, eps, swiglu=False, add=False, scale=fused.scale)
+        return out if bias is None else out + bias
 
     def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         rows, _ = residual.x.shape

@@ -65,9 +65,11 @@ class ReferenceOps:
     def dense(self, weight: Weight, dtype: torch.dtype) -> Tensor:
         return dense(weight, dtype)
 
-    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
+    def norm_linear(
+        self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
         x = self.add_rms_norm(residual, norm_weight, eps)
-        return F.linear(x, self.dense(weight, x.dtype))
+        return F.linear(x, self.dense(weight, x.dtype), bias)
 
     def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         """``weight`` [2 * I, H] holds gate, then up -> [N, I]."""

@@ -53,9 +53,7 @@ def run_layers(
 ) -> None:
     """Add every layer to ``residual`` [N, H]; ``attend(layer, qkv [N, ...])`` returns the attended values."""
     for index, layer in enumerate(layers):
-        qkv = ops.norm_linear(residual, layer.norm, eps, layer.qkv)
-        if layer.qkv_bias is not None:
-            qkv = qkv + layer.qkv_bias
+        qkv = ops.norm_linear(residual, layer.norm, eps, layer.qkv, layer.qkv_bias)
         ops.add_linear(residual, attend(index, qkv), layer.out)
         ops.add_linear(residual, ops.norm_swiglu(residual, layer.after, eps, layer.gate_up), layer.down)
 

@@ -179,15 +179,17 @@ class TritonOps(ReferenceOps):
         """In how many parts ``launch_gemm`` shares out a product that is added to the residual stream."""
         return gemm_split_k(size, num_out)
 
-    def norm_linear(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
+    def norm_linear(
+        self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None
+    ) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0]
         weight = self.operand(weight, rows, residual.x.dtype)
         if not self.fits_gemv(rows, size, num_out):
-            return super().norm_linear(residual, norm_weight, eps, weight)
+            return super().norm_linear(residual, norm_weight, eps, weight, bias)
         x = self.flush_residual(residual)
         out = x.new_empty(rows, num_out)
         self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=False, add=False)
-        return out
+        return out if bias is None else out + bias
 
     def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0] // 2

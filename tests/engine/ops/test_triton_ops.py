@@ -92,14 +92,14 @@ def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, 
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
     weight, both = (random(n, size, dtype=dtype, scale=size**-0.5) for n in (out, 2 * out))
     y, back = random(rows, 2 * size, dtype=dtype), random(size, 2 * size, dtype=dtype, scale=size**-0.5)
-    for product in ("norm_linear", "norm_swiglu"):
+    for product, given in (("norm_linear", (weight, random(out, dtype=dtype))), ("norm_swiglu", (both,))):
         for added in (False, True):
             results = []
             for ops in (fused, PLAIN):
                 residual = ResidualStream(x.clone())
                 if added:
                     ops.add_linear(residual, y, back)
-                found = getattr(ops, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
+                found = getattr(ops, product)(residual, norm, EPS, *given)
                 results.append((found, ops.flush_residual(residual)))
             for one, other in zip(*results, strict=True):
                 check(one, other, dtype)
@@ -113,14 +113,14 @@ def check_products(
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
     weight, both = (make(random(n, size, scale=size**-0.5)) for n in (out, 2 * out))
     y, back = random(rows, 2 * size, dtype=dtype), make(random(size, 2 * size, scale=size**-0.5))
-    for product in ("norm_linear", "norm_swiglu"):
+    for product, given in (("norm_linear", (weight, random(out, dtype=dtype))), ("norm_swiglu", (both,))):
         for added in (False, True):
             results = []
             for some in (ops, PLAIN):
                 residual = ResidualStream(x.clone())
                 if added:
                     some.add_linear(residual, y, back)
-                found = getattr(some, product)(residual, norm, EPS, weight if product == "norm_linear" else both)
+                found = getattr(some, product)(residual, norm, EPS, *given)
                 results.append((found, some.flush_residual(residual)))
             for one, other in zip(*results, strict=True):
                 check(one, other, dtype, tolerance)
