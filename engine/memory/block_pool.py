@@ -121,6 +121,8 @@ class PrefixCache:
     def __init__(self, kv: PagedKV, max_prefixes: int, max_positions: int) -> None:
         self.kv, self.max_prefixes, self.max_positions = kv, max_prefixes, max_positions
         self._entries: OrderedDict[Hashable, Tensor] = OrderedDict()
+        # Of rows that are to be filled: the prefix, and their tables.
+        self._due: dict[Hashable, tuple[Tensor, list[Sequence[int]]]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -130,8 +132,14 @@ class PrefixCache:
         return self._entries[key].shape[2] if key in self._entries else 0
 
     def restore(self, key: Hashable, table: Sequence[int]) -> None:
+        """Fill a row with the next ``flush``: requests that come together are filled together."""
         self._entries.move_to_end(key)
-        self.kv.write(table, self._entries[key])
+        self._due.setdefault(key, (self._entries[key], []))[1].append(table)
+
+    def flush(self) -> None:
+        for values, tables in self._due.values():
+            self.kv.write(tables, values)
+        self._due.clear()
 
     def store(self, key: Hashable, table: Sequence[int], num_positions: int) -> None:
         if key in self._entries or self.max_prefixes == 0 or num_positions > self.max_positions:

@@ -50,22 +50,24 @@ class PagedKV:
     def clear(self, blocks: Sequence[int]) -> None:
         self._bits.index_fill_(2, to_device(blocks, torch.int64, self.data.device), 0)
 
-    def flat_indices(self, table: Sequence[int], length: int) -> Tensor:
-        """Return the flattened positions of the first ``length`` positions of a row."""
+    def flat_indices(self, tables: Sequence[Sequence[int]], length: int) -> Tensor:
+        """Return the flattened positions of the first ``length`` positions of each row [rows, length]."""
         positions = np.arange(length)
-        blocks = np.asarray(table, dtype=np.int64)[positions // self.block_size]
+        num_blocks = -(-length // self.block_size)
+        blocks = np.asarray([table[:num_blocks] for table in tables], dtype=np.int64)[:, positions // self.block_size]
         return to_device(blocks * self.block_size + positions % self.block_size, torch.int64, self.data.device)
 
     def read(self, table: Sequence[int], length: int) -> Tensor:
         """Copy of the first ``length`` positions of a row, fp8 as bytes: [layer, 2, length, head, D]."""
-        return self._bits.flatten(2, 3).index_select(2, self.flat_indices(table, length))
+        return self._bits.flatten(2, 3).index_select(2, self.flat_indices([table], length)[0])
 
-    def write(self, table: Sequence[int], values: Tensor) -> None:
-        """Put positions 0..n-1 of a row, as ``read`` gave them."""
-        if values.shape[2] <= self.block_size:  # nearly every voice: one copy, and no indices to upload
-            self._bits[:, :, table[0], : values.shape[2]] = values
+    def write(self, tables: Sequence[Sequence[int]], values: Tensor) -> None:
+        """Put positions 0..n-1 of each of these rows, as ``read`` gave them."""
+        length = values.shape[2]
+        if len(tables) == 1 and length <= self.block_size:  # one copy, and no indices to upload
+            self._bits[:, :, tables[0][0], :length] = values
             return
-        self._bits.flatten(2, 3).index_copy_(2, self.flat_indices(table, values.shape[2]), values)
+        self._bits.flatten(2, 3)[:, :, self.flat_indices(tables, length)] = values[:, :, None]
 
 
 def lazy_zeros(sizes: Sequence[int], dtype: torch.dtype) -> Tensor:

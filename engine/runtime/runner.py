@@ -36,6 +36,7 @@ class ModelRunner:
     def run(self, batch: StepBatch, times: StepTimings) -> list[Result]:
         """Outcomes of every row that was sampled or failed; rows that only prefilled have none."""
         start = time.perf_counter()
+        self.prefixes.flush()
         failed: list[Result] = []
         on_failed = add_failure(failed)
         hidden = [pair for work in batch.prefills for pair in isolate(self.forward, [work], on_failed)]
@@ -235,6 +236,7 @@ class GraphRunner(ModelRunner):
         step in flight where it is.
         """
         start = time.perf_counter()
+        self.prefixes.flush()
         failed: list[Result] = []
         works, self._sources = batch.items, {}
         due = [work for work in works if work.count > int(work.sample)]

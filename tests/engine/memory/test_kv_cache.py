@@ -105,7 +105,7 @@ def test_read_and_write_carry_a_row_to_other_blocks(length: int, block_size: int
     source, target = list(range(1, need + 1)), list(range(need + 1, 2 * need + 1))
     copy = kv.read(source, length)
     beyond = kv.read(target, need * block_size)[:, :, length:]
-    kv.write(target, copy)
+    kv.write([target], copy)
     assert torch.equal(kv.read(target, length), copy)
     assert torch.equal(kv.read(target, need * block_size)[:, :, length:], beyond), "wrote past the row's end"
     kv.clear(target)

@@ -21,7 +21,24 @@ def test_prefix_is_restored_whatever_became_of_its_blocks(kv: PagedKV) -> None:
     kv.data.zero_()
     assert prefixes.num_positions("ada") == 6
     prefixes.restore("ada", [7, 8])
+    prefixes.restore("ada", [10, 9, 4])
+    prefixes.flush()
     assert torch.equal(kv.read([7, 8], 6), before)
+    assert torch.equal(kv.read([10, 9], 6), before)
+    assert not kv.read([4], 4).any()
+
+
+def test_rows_are_filled_once_and_with_the_prefix_of_their_time(kv: PagedKV) -> None:
+    prefixes = PrefixCache(kv, 1, 1_000)
+    prefixes.store("ada", [1], 3)
+    before = kv.read([1], 3)
+    prefixes.restore("ada", [5])
+    prefixes.store("bo", [2], 3)
+    prefixes.flush()
+    assert torch.equal(kv.read([5], 3), before)
+    kv.data.zero_()
+    prefixes.flush()
+    assert not kv.read([5], 3).any()
 
 
 def test_an_unknown_prefix_has_no_positions(kv: PagedKV) -> None:
@@ -50,6 +67,7 @@ def test_what_is_known_is_not_taken_again(kv: PagedKV) -> None:
     first = kv.read([1], 3)
     prefixes.store("ada", [2], 3)
     prefixes.restore("ada", [5])
+    prefixes.flush()
     assert torch.equal(kv.read([5], 3), first)
 
 
