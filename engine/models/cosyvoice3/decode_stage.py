@@ -78,7 +78,7 @@ class CosyDecodeStage:
         self.slices: deque[DeviceEvent] = deque()
         # A vocoder call is many small kernels, so ODE steps of other blocks run beside it.
         self.stream, self.vocoder_stream = new_stream(device), new_stream(device)
-        self.dummy_row = PromptSequence([], mel=torch.zeros(0, flow.config.dit.mel_bins, device=device))
+        self.dummy_row = PromptSequence([], mel=self.runner.no_mel[:0])
         with torch.inference_mode():
             self.dummy_row.speaker = flow.speaker(torch.zeros(flow.config.spk_embed_size, device=device))
         DeviceEvent(device).wait()
@@ -114,8 +114,7 @@ class CosyDecodeStage:
             return None
         self.streams[slot] = row = StreamSequence([], reserved_pages=pages, slot=slot)
         row.begin(self.dummy_row)
-        with torch.cuda.stream(self.vocoder_stream):
-            self.vocoder.open(slot)
+        self.vocoder.open(slot)
         return slot
 
     @torch.inference_mode()
@@ -299,7 +298,7 @@ class CosyDecodeStage:
         """Through the vocoder, and off to the host."""
         if not mels:
             return
-        rows, joined = list(mels), [torch.cat(list(pieces)) for pieces in mels.values()]
+        rows, joined = list(mels), [torch.cat(list(p)) if len(p) > 1 else p[0] for p in mels.values()]
         lasts = [row.is_final and not row.cells and self.num_ready(row) == 0 for row in rows]
         finished = DeviceEvent(self.device)
         with torch.cuda.stream(self.vocoder_stream):
@@ -316,9 +315,9 @@ class CosyDecodeStage:
                 self.fail(row, out)
             else:
                 spoken.append((row, mel, out))
-        finite = [torch.isfinite(mel).all() & torch.isfinite(pcm).all() for _, mel, pcm in spoken]
         if spoken:
-            self.flights.send([row for row, *_ in spoken], [pcm for *_, pcm in spoken], finite)
+            rows_out, mels_out, pcm_out = zip(*spoken, strict=True)
+            self.flights.send(rows_out, mels_out, pcm_out)
 
     def failures(self) -> list[DecodedAudio]:
         failed, self.failed = self.failed, []

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from engine.models.cosyvoice3.flow import Flow
 
 
+NO_TOKEN = -1
+
+
 @dataclass(frozen=True, slots=True)
 class BlockShape:
     """``tokens`` of one block, ``ahead`` more that it hears, ``ratio`` frames a token, ``steps`` of its ODE."""
@@ -76,9 +79,11 @@ class BlockSequence:
     def num_tokens(self) -> int:
         return self.first_token + len(self.tokens)
 
-    def window(self, start: int, stop: int) -> list[int | None]:
-        """Tokens at these places; None before the first and past the last."""
-        return [self.tokens[i - self.first_token] if 0 <= i < self.num_tokens else None for i in range(start, stop)]
+    def window(self, start: int, stop: int) -> list[int]:
+        """Tokens at these places; ``NO_TOKEN`` before the first and past the last."""
+        first, end = max(start, 0), max(start, min(stop, self.num_tokens))
+        known = self.tokens[first - self.first_token : end - self.first_token]
+        return [*[NO_TOKEN] * (first - start), *known, *[NO_TOKEN] * (stop - end)]
 
     def discard_before(self, before: int) -> None:
         count = min(max(0, before - self.first_token), len(self.tokens))

@@ -24,6 +24,7 @@ from engine.models.cosyvoice3.flow import (
 )
 from engine.models.cosyvoice3.flow_memory import (
     BRANCHES,
+    NO_TOKEN,
     ZERO_PAGE,
     BlockSequence,
     BlockShape,
@@ -85,11 +86,18 @@ class FlowProgram:
         self.device, self.frames, self.dtype = flow.device, dit.block_frames, pages.keys.dtype
         self.heads = dit.heads
         width = InputColumns.TABLE + max_blocks
+        self.ratio, lookahead = flow.config.token_mel_ratio, flow.config.pre_lookahead_tokens
+        self.tokens = dit.block_frames // self.ratio
+        # Of blocks to open: workspace, block and tokens around; the prompt's mel; the speaker.
+        window = LOOK_BACK_TOKENS + self.tokens + lookahead
+        self.openings = torch.zeros(max_cells, 2 + window, dtype=torch.int64, device=self.device)
         self.inputs = torch.zeros(max_cells, width, dtype=torch.int64, device=self.device)
         self.stagings = [FlowHostStaging(max_cells, width, self.device) for _ in range(NUM_HOST_BUFFERS)]
         fresh = {"device": self.device, "dtype": torch.float32}
         self.x = torch.zeros(num_workspaces + 1, self.frames, dit.mel_bins, **fresh)
         self.conditions = torch.zeros(num_workspaces + 1, self.frames, dit.dim, **fresh)
+        self.mels = torch.zeros(max_cells, self.frames, dit.mel_bins, **fresh)
+        self.speakers = torch.zeros(max_cells, dit.mel_bins, **fresh)
         self.noise = positional_noise(dit.mel_bins).to(self.device)
         self.time_steps = ode_timesteps(flow.config.ode_steps).diff().to(self.device)
         self.moments = flow.modulations()
@@ -105,10 +113,16 @@ class FlowProgram:
         self.condition_weight = embed.proj.weight[:, dit.mel_bins :].contiguous()
         self.bias = embed.proj.bias
 
-    def open(self, places: Tensor, blocks: Tensor, inputs: Tensor) -> None:
-        """Put blocks [n] of rows at ``places`` [n], as noise; inputs [n, frames, cond + mu + spk]."""
+    def open(self, num_cells: int) -> None:
+        """Put the first blocks of ``openings`` at their workspaces, as noise."""
+        given = self.openings[:num_cells]
+        places, block, tokens = given[:, 0], given[:, 1:2], given[:, 2:]
+        is_past = block * self.tokens + torch.arange(-LOOK_BACK_TOKENS, self.tokens, device=self.device) >= 0
+        mu = self.flow.token_path(tokens.clamp(min=0), tokens != NO_TOKEN, is_past).repeat_interleave(self.ratio, 1)
+        speakers = self.speakers[:num_cells, None].expand(-1, self.frames, -1)
+        inputs = torch.cat((self.mels[:num_cells], mu, speakers), -1)
         self.conditions.index_copy_(0, places, F.linear(inputs, self.condition_weight, self.bias))
-        at = blocks[:, None] * self.frames + torch.arange(self.frames, device=self.device)
+        at = block * self.frames + torch.arange(self.frames, device=self.device)
         self.x.index_copy_(0, places, self.noise[at % NOISE_FRAMES])
 
     def stage(self, cells: Sequence[FlowBlockTask], num_cells: int) -> None:
@@ -221,9 +235,12 @@ class FlowRunner:
         self.shape = BlockShape(tokens, config.pre_lookahead_tokens, config.token_mel_ratio, config.ode_steps)
         self.program = FlowProgram(flow, pages, ops, max_cells, num_workspaces, pages.num_pages + 1)
         self.graphs = GraphSet(self.program.run, flow.device, enabled=graphs)
+        # Launches one by one take longer than what they do, and a first chunk waits for them.
+        self.openings = GraphSet(self.program.open, flow.device, enabled=graphs)
         self.cell_sizes = [*(size for size in CELL_BUCKETS if size < max_cells), max_cells]
         self.table_sizes = ops.table_sizes(pages.num_pages + 1)
         self.pads_tables = flow.device.type == "cuda"
+        self.no_mel = torch.zeros(config.dit.block_frames, config.dit.mel_bins, device=self.device)
 
     def capture_graphs(self) -> None:
         """Capture a graph for each number of blocks, over dummy blocks; widths of padded tables are not known
@@ -233,45 +250,46 @@ class FlowRunner:
         if len(self.table_sizes) == 1:
             for num_cells in reversed(self.cell_sizes):
                 self.graphs.capture(num_cells, self.table_sizes[0])
+        for num_cells in reversed(self.cell_sizes):
+            self.openings.capture(num_cells)
 
     def voice(self, mel: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """A prompt's mel on the device, and the estimator's conditions of the speaker."""
-        mel = to_device(mel, torch.float32, self.device)
+        """A prompt's mel on the device by blocks, zeros behind it, and the estimator's conditions of the speaker."""
+        frames = self.program.frames
+        padded = F.pad(mel, (0, 0, 0, -len(mel) % frames)).unflatten(0, (-1, frames))
+        mel = to_device(padded, torch.float32, self.device)
         return mel, self.flow.speaker(to_device(embedding, torch.float32, self.device))
 
     # -- opening -------------------------------------------------------------------------------------------------
 
     def open(self, cells: Sequence[FlowBlockTask]) -> None:
         """Put cells at their places, as noise."""
-        mu = self.token_path(cells)
-        voices = [prompt_of(cell.row) for cell in cells]
-        cond = torch.stack([self.cond(voice, cell.block) for voice, cell in zip(voices, cells, strict=True)])
-        speakers = torch.stack([voice.speaker for voice in voices])[:, None].expand(-1, mu.shape[1], -1)
-        places = to_device([cell.workspace for cell in cells], torch.int64, self.device)
-        blocks = to_device([cell.block for cell in cells], torch.int64, self.device)
-        self.program.open(places, blocks, torch.cat((cond, mu, speakers), -1))
+        most = self.cell_sizes[-1]
+        for start in range(0, len(cells), most):
+            self.open_some(cells[start : start + most])
 
-    def token_path(self, cells: Sequence[FlowBlockTask]) -> Tensor:
-        """[n, frames, 80]."""
-        size, back = self.shape.tokens, LOOK_BACK_TOKENS
-        starts = [cell.block * size for cell in cells]
-        windows = [
-            cell.row.window(start - back, start + size + self.shape.lookahead)
-            for cell, start in zip(cells, starts, strict=True)
-        ]
-        tokens = [[token or 0 for token in window] for window in windows]
-        known = [[token is not None for token in window] for window in windows]
-        past = [[start + i >= 0 for i in range(-back, size)] for start in starts]
-        on_device = (to_device(tokens, torch.int64, self.device), to_device(known, torch.bool, self.device))
-        mu = self.flow.token_path(*on_device, to_device(past, torch.bool, self.device))
-        return mu.repeat_interleave(self.shape.ratio, 1)
+    def open_some(self, cells: Sequence[FlowBlockTask]) -> None:
+        count, program = len(cells), self.program
+        num_cells = bucket_for(self.cell_sizes, count) if self.pads_tables else count
+        given = [self.opening(cell) for cell in cells] + [[DUMMY_WORKSPACE] * program.openings.shape[1]] * (
+            num_cells - count
+        )
+        program.openings[:num_cells] = to_device(given, torch.int64, self.device)
+        voices = [prompt_of(cell.row) for cell in cells]
+        mels = [self.cond(voice, cell.block) for voice, cell in zip(voices, cells, strict=True)]
+        torch.stack(mels, out=program.mels[:count])
+        torch.stack([voice.speaker for voice in voices], out=program.speakers[:count])
+        self.openings.replay(num_cells)
+
+    def opening(self, cell: FlowBlockTask) -> list[int]:
+        start = cell.block * self.shape.tokens
+        window = cell.row.window(start - LOOK_BACK_TOKENS, start + self.shape.tokens + self.shape.lookahead)
+        return [cell.workspace, cell.block, *window]
 
     def cond(self, voice: PromptSequence, block: int) -> Tensor:
         """The prompt's mel where there is any, [frames, 80]."""
-        frames = self.program.frames
         assert voice.mel is not None
-        part = voice.mel[block * frames : (block + 1) * frames]
-        return F.pad(part, (0, 0, 0, frames - len(part)))
+        return voice.mel[block] if block < len(voice.mel) else self.no_mel
 
     # -- going on ------------------------------------------------------------------------------------------------
 

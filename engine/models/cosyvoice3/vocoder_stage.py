@@ -60,16 +60,24 @@ class HiftBatch:
         self.hift = hift
         self.state = hift.new_state(num_slots)
         self.utterances: dict[int, HiftUtterance] = {}
+        # Opened, and not yet cleared.
+        self.fresh: list[int] = []
 
     @property
     def device(self) -> torch.device:
         return self.state.values.device
 
     def open(self, slot: int) -> None:
-        self.state.values[slot] = 0
-        self.state.phase[slot] = 0
-        self.state.num_frames[slot] = 0
+        self.fresh.append(slot)
         self.utterances[slot] = HiftUtterance(early=self.state.values.new_zeros(0, self.hift.config.mel_bins))
+
+    def clear_fresh(self) -> None:
+        """Zero the states of all slots that were opened since: one by one, launches would delay their first steps."""
+        if self.fresh:
+            index = to_device(self.fresh, torch.int64, self.device)
+            for values in (self.state.values, self.state.phase, self.state.num_frames):
+                values.index_fill_(0, index, 0)
+            self.fresh = []
 
     def close(self, slot: int) -> None:
         del self.utterances[slot]
@@ -91,6 +99,7 @@ class HiftBatch:
         self, slots: Sequence[int], mels: Sequence[Tensor], final: Sequence[bool]
     ) -> list[Tensor | Exception]:
         """Push to several slots; a slot whose work raises gets the error in place of samples."""
+        self.clear_fresh()
         works = [HiftWork(slot, mel[:0], []) for slot, mel in zip(slots, mels, strict=True)]
         for work, mel, is_final in zip(works, mels, final, strict=True):
             try:
@@ -117,9 +126,10 @@ class HiftBatch:
         utterance.is_over = is_final
         if is_final and utterance.num_frames == 0:
             return mel
-        silence = mel.new_zeros(WITHHELD_FRAMES if is_final else 0, mel.shape[1])
-        early = [] if utterance.early is None else [utterance.early]
-        frames = torch.cat([*early, mel, silence])
+        pieces = [mel] if utterance.early is None or not len(utterance.early) else [utterance.early, mel]
+        if is_final:
+            pieces.append(mel.new_zeros(WITHHELD_FRAMES, mel.shape[1]))
+        frames = torch.cat(pieces) if len(pieces) > 1 else mel
         if utterance.early is None:
             return frames
         if len(frames) < LEAD_FRAMES:
@@ -240,10 +250,11 @@ class CompletedTransfer(NamedTuple):
 
 @dataclass(slots=True)
 class PendingTransfer:
-    """Copy the given number of samples of each row, in order."""
+    """Of each row in order, the given number of samples, and of frames of mel that are finite or not."""
 
-    rows: list[StreamSequence]
+    rows: Sequence[StreamSequence]
     num_samples: list[int]
+    num_frames: list[int]
     pcm: Tensor
     finite: Tensor
     done: DeviceEvent
@@ -257,11 +268,12 @@ class PcmTransfers:
     def __bool__(self) -> bool:
         return bool(self.flights)
 
-    def send(self, rows: list[StreamSequence], pcm: Sequence[Tensor], finite: Sequence[Tensor]) -> None:
-        """pcm [n] and a flag for each row; in the current stream's order."""
-        sizes = [len(samples) for samples in pcm]
-        landing = self.to_host(torch.cat(list(pcm))), self.to_host(torch.stack(list(finite)))
-        self.flights.append(PendingTransfer(rows, sizes, *landing, DeviceEvent(self.device)))
+    def send(self, rows: Sequence[StreamSequence], mels: Sequence[Tensor], pcm: Sequence[Tensor]) -> None:
+        """The mel [frames, bins] and the samples [n] of each row; in the current stream's order."""
+        sizes = [len(samples) for samples in pcm], [len(mel) for mel in mels]
+        finite = torch.isfinite(torch.cat(list(mels))).all(1)
+        landing = self.to_host(torch.cat(list(pcm))), self.to_host(finite)
+        self.flights.append(PendingTransfer(rows, *sizes, *landing, DeviceEvent(self.device)))
 
     def to_host(self, values: Tensor) -> Tensor:
         if self.device.type != "cuda":
@@ -279,5 +291,6 @@ class PcmTransfers:
             seen |= slots
             flight = self.flights.popleft()
             pieces = np.split(flight.pcm.numpy(), np.cumsum(flight.num_samples)[:-1])
-            for row, pcm, is_finite in zip(flight.rows, pieces, flight.finite.tolist(), strict=True):
-                yield CompletedTransfer(row, pcm.copy(), is_finite)
+            frames = np.split(flight.finite.numpy(), np.cumsum(flight.num_frames)[:-1])
+            for row, pcm, finite in zip(flight.rows, pieces, frames, strict=True):
+                yield CompletedTransfer(row, pcm.copy(), bool(finite.all() and np.isfinite(pcm).all()))

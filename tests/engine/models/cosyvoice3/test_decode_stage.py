@@ -21,8 +21,9 @@ from engine.models.base import DecodedAudio
 from engine.models.cosyvoice3 import flow_memory
 from engine.models.cosyvoice3.config import FlowConfig
 from engine.models.cosyvoice3.decode_stage import CosyDecodeStage
-from engine.models.cosyvoice3.flow_memory import FlowPageStore, PromptSequence, num_pages
+from engine.models.cosyvoice3.flow_memory import FlowPageStore, PromptSequence, StreamSequence, num_pages
 from engine.models.cosyvoice3.settings import FlowSettings
+from engine.models.cosyvoice3.vocoder_stage import PcmTransfers
 from tests.engine.models.cosyvoice3.flow_fixtures import (
     AHEAD,
     BLOCK_TOKENS,
@@ -116,12 +117,12 @@ def end(stage: CosyDecodeStage, *slots: int) -> None:
 # -- exact -------------------------------------------------------------------------------------------------------
 
 
-@given(data=st.data(), name=st.sampled_from(list(VOICES)), steps=st.integers(1, 10))
+@given(data=st.data(), name=st.sampled_from(list(VOICES)), steps=st.integers(1, 10), most=st.sampled_from([1, 64]))
 @settings(max_examples=9, deadline=None)
-def test_however_tokens_come_the_mel_is_that_of_one_pass(data: st.DataObject, name: str, steps: int) -> None:
+def test_however_tokens_come_the_mel_is_that_of_one_pass(data: st.DataObject, name: str, steps: int, most: int) -> None:
     length = data.draw(st.integers(0, 26))
     tokens, pieces = tokens_of(length), data.draw(cuts_of(length, max_piece=14))
-    stage = stage_of(ode_steps_per_engine_step=steps)
+    stage = stage_of(ode_steps_per_engine_step=steps, max_blocks_per_step=most)
     slot = start(stage, name)
     chunks = [chunk for found in speak(stage, slot, tokens, pieces) for chunk in found]
     assert stage.num_pending(slot) == 0
@@ -145,6 +146,14 @@ def test_the_comparison_sees_a_block_that_lost_its_past(monkeypatch: pytest.Monk
     other = start(stage, "two")
     wrong = [chunk for found in speak(stage, other, tokens_of(12), [12]) for chunk in found]
     assert (said(wrong, other) - said(chunks, slot)).abs().max() > 10 * SAME
+
+
+def test_rows_of_a_transfer_are_finite_or_not_each_by_itself() -> None:
+    transfers, rows = PcmTransfers(torch.device("cpu")), [StreamSequence([], slot=slot) for slot in range(3)]
+    mels = [torch.zeros(2, 4), torch.full((1, 4), math.nan), torch.zeros(3, 4)]
+    transfers.send(rows, mels, [torch.zeros(5), torch.zeros(0), torch.full((2,), math.inf)])
+    found = [(done.row, len(done.pcm), done.is_finite) for done in transfers.collect()]
+    assert found == [(rows[0], 5, True), (rows[1], 0, False), (rows[2], 2, False)]
 
 
 @pytest.mark.parametrize(
