@@ -130,6 +130,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool | None = None
     # Sample first frames from the states of their prefill; off runs the talker again, the slow reference.
     sample_from_prefill: bool = True
+    # Let the talker wait while all requests that could run, at most 32, wait for first chunks whose frames are there;
+    # off runs it beside them. No effect on Qwen3-TTS.
+    first_chunks_alone: bool = True
     # Maximum positions of a row in the block tables of the graphs.
     max_graph_positions: int = 5_120
     # Maximum share of the frame time that a step may take with one more paced request.

@@ -284,6 +284,10 @@ class DecodeStage(Protocol):
         """Frames fed whose PCM has not left; 0 after ``finalize`` means all is out."""
         ...
 
+    def makes_first_chunk(self, slot: int) -> bool:
+        """Return whether the slot's first sound is on its way: it needs no more frames, and a device of its own."""
+        ...
+
     @property
     def busy(self) -> bool:
         """Return whether a step now would get anywhere; frames that wait for more frames do not count."""

@@ -179,6 +179,10 @@ class CodecStage:
         self.final[slot] = True
         self.speculated[slot] = False
 
+    def makes_first_chunk(self, slot: int) -> bool:
+        """False: a call takes less time than a frame of the talker."""
+        return False
+
     def num_pending(self, slot: int) -> int:
         return int(self.num_fed[slot] - self.num_emitted[slot])
 

@@ -185,6 +185,9 @@ class FakeSlicedDecodeStage:
         flow = self.flows[slot]
         return len(flow.tokens) - flow.num_emitted
 
+    def makes_first_chunk(self, slot: int) -> bool:
+        return self.flows[slot].hop_end is not None and self.flows[slot].num_emitted == 0
+
     @property
     def busy(self) -> bool:
         return any(flow.has_work for flow in self.flows.values())

@@ -177,6 +177,10 @@ class CosyDecodeStage:
         row = self.streams[slot]
         return row.num_fed - row.num_left
 
+    def makes_first_chunk(self, slot: int) -> bool:
+        row = self.streams[slot]
+        return row.num_left == 0 and (bool(row.cells) or self.flights.holds(row))
+
     @property
     def busy(self) -> bool:
         rows = self.rows({})

@@ -268,6 +268,9 @@ class PcmTransfers:
     def __bool__(self) -> bool:
         return bool(self.flights)
 
+    def holds(self, row: StreamSequence) -> bool:
+        return any(row in flight.rows for flight in self.flights)
+
     def send(self, rows: Sequence[StreamSequence], mels: Sequence[Tensor], pcm: Sequence[Tensor]) -> None:
         """The mel [frames, bins] and the samples [n] of each row; in the current stream's order."""
         sizes = [len(samples) for samples in pcm], [len(mel) for mel in mels]

@@ -9,10 +9,12 @@ import pytest
 
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.models.base import AwaitText, SequenceState, TalkerInputs
+from engine.runtime import scheduler
 from tests.engine.engine_harness import EngineHarness, RecordedRequest
 from tests.engine.runtime.test_engine import check_says as check_says_within
 from tests.engine.runtime.test_engine import recorder as usual_recorder
 from tests.fakes.checksum_model import ChecksumFamily
+from tests.fakes.cosyvoice_checksum import CosyVoiceChecksumFamily
 
 LONG = "abcdefgh" * 3
 FIRST_WORDS = "abcdefghij" * 2
@@ -41,6 +43,47 @@ def works_of_next_step(bench: EngineHarness) -> list[int]:
 
 def run_until_heard(bench: EngineHarness, epoch: int, num_samples: int = 1) -> None:
     bench.run(until=lambda: bench.heard[epoch].num_samples >= num_samples)
+
+
+# -- first chunks ------------------------------------------------------------------------------------------------
+
+
+def start_first_chunks(**settings: Any) -> tuple[EngineHarness, list[int]]:
+    """Two requests whose first chunks are being made, and nobody else."""
+    bench = recorder(CosyVoiceChecksumFamily(), **settings)
+    rows = [speak(bench) for _ in range(2)]
+    bench.step()
+    stage = bench.engine.stage
+    bench.run(until=lambda: all(stage.makes_first_chunk(bench.request(row).held_slot) for row in rows))
+    return bench, rows
+
+
+def test_the_talker_waits_while_all_wait_for_first_chunks() -> None:
+    bench, rows = start_first_chunks()
+    assert works_of_next_step(bench) == []
+    for row in rows:
+        run_until_heard(bench, row)
+    assert works_of_next_step(bench) == rows
+    bench.run()
+    for row in rows:
+        check_says(CosyVoiceChecksumFamily(), bench.heard[row], LONG)
+
+
+def test_the_talker_does_not_wait_for_first_chunks_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MAX_ROWS_IN_WAIT", 1)
+    bench, rows = start_first_chunks()
+    assert works_of_next_step(bench) == rows
+
+
+def test_a_request_that_lacks_frames_waits_for_no_first_chunk() -> None:
+    bench, rows = start_first_chunks()
+    newcomer = speak(bench)
+    assert set(works_of_next_step(bench)) == {*rows, newcomer}
+
+
+def test_the_talker_goes_on_beside_first_chunks_where_that_is_set() -> None:
+    bench, rows = start_first_chunks(first_chunks_alone=False)
+    assert works_of_next_step(bench) == rows
 
 
 # -- urgency -----------------------------------------------------------------------------------------------------

@@ -148,6 +148,24 @@ def test_the_comparison_sees_a_block_that_lost_its_past(monkeypatch: pytest.Monk
     assert (said(wrong, other) - said(chunks, slot)).abs().max() > 10 * SAME
 
 
+def test_first_chunk_is_under_way_from_its_block_to_its_sound() -> None:
+    stage = stage_of(ode_steps_per_engine_step=1)
+    slot, other = start(stage), start(stage)
+    for token in tokens_of(BLOCK_TOKENS + AHEAD):
+        assert not stage.makes_first_chunk(slot)
+        stage.feed(slot, [token])
+    heard: list[DecodedAudio] = []
+    while not heard:
+        heard = stage.step({})
+        assert stage.makes_first_chunk(slot) == (not heard)
+        assert not stage.makes_first_chunk(other)
+    for token in tokens_of(BLOCK_TOKENS):
+        stage.feed(slot, [token])
+    stage.step({})
+    assert stage.streams[slot].cells
+    assert not stage.makes_first_chunk(slot), "it was heard"
+
+
 def test_rows_of_a_transfer_are_finite_or_not_each_by_itself() -> None:
     transfers, rows = PcmTransfers(torch.device("cpu")), [StreamSequence([], slot=slot) for slot in range(3)]
     mels = [torch.zeros(2, 4), torch.full((1, 4), math.nan), torch.zeros(3, 4)]
