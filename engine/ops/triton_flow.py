@@ -152,6 +152,8 @@ def snake_join_kernel(
 # Frames of one program of the attention: of few programs, and of many.
 QUERY_TILES = 32, 64
 MANY_PROGRAMS = 512
+# Registers of a thread of many programs, so that four of them share a multiprocessor.
+MANY_REGISTERS = 128
 # Of a product on the matrix units.
 MIN_TILE = 16
 # Samples that a program of the snake works on at once.
@@ -194,18 +196,18 @@ class TritonFlowOps(FlowOps):
 
     def attend(self, qkv: Tensor, keys: Tensor, values: Tensor, call: FlowCall, heads: int) -> Tensor:
         rows, frames, inner = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        size = inner // heads
+        size, is_exact = inner // heads, qkv.dtype == torch.float32
         launch(rope_and_write_kernel, rows * frames)(
             qkv, call.angles, call.own, keys, values,
             FRAMES=frames, INNER=inner, D=size, BLOCK=triton.next_power_of_2(inner), num_warps=4,
         )  # fmt: skip
         out = qkv.new_empty(rows, frames, inner)
-        width = triton.next_power_of_2(max(frames, MIN_TILE))
-        tile = min(width, QUERY_TILES[rows * heads >= MANY_PROGRAMS])
+        width, are_many = triton.next_power_of_2(max(frames, MIN_TILE)), rows * heads >= MANY_PROGRAMS
+        tile = min(width, QUERY_TILES[are_many])
         launch(block_attention_kernel, rows, heads, triton.cdiv(frames, tile))(
             qkv, keys, values, call.visible, call.num_visible, out, size**-0.5, call.visible.stride(0),
-            FRAMES=frames, HEADS=heads, D=size, BLOCK_M=tile, BLOCK_N=width, EXACT=qkv.dtype == torch.float32,
-            num_warps=4, num_stages=2,
+            FRAMES=frames, HEADS=heads, D=size, BLOCK_M=tile, BLOCK_N=width, EXACT=is_exact,
+            num_warps=4, num_stages=2, maxnreg=MANY_REGISTERS if are_many and not is_exact else None,
         )  # fmt: skip
         return out
 

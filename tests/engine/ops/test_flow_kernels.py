@@ -37,20 +37,22 @@ def config_of(block_frames: int) -> FlowConfig:
     return dataclasses.replace(SMALL, dit=dit)
 
 
-def program_of(config: FlowConfig, dtype: torch.dtype, ops: FlowOps) -> FlowProgram:
+def program_of(
+    config: FlowConfig, dtype: torch.dtype, ops: FlowOps, num_cells: int = 4, num_pages: int = 6
+) -> FlowProgram:
     flow = fill(Flow(config))
     flow.fuse()
     flow.to_compute(dtype)
     flow.to(DEVICE)
     if flow.table is not None:
         flow.table = type(flow.table)(*(values.to(DEVICE) for values in flow.table))
-    pages = FlowPageStore(config, 6, dtype, DEVICE)
+    pages = FlowPageStore(config, num_pages, dtype, DEVICE)
     generator = torch.Generator().manual_seed(1)
     for values in (pages.keys, pages.values, pages.tails):
         values.copy_(torch.randn(values.shape, generator=generator))
-    pages.keys.view(len(pages.keys), 8, -1)[:, 6] = float("nan")
-    pages.values.view(len(pages.values), 8, -1)[:, 6] = float("nan")
-    program = FlowProgram(flow, pages, ops, 4, 4, 6)
+    for values in (pages.keys, pages.values):
+        values.view(len(values), num_pages + 2, -1)[:, num_pages] = float("nan")
+    program = FlowProgram(flow, pages, ops, num_cells, num_cells, num_pages)
     program.x.copy_(torch.randn(program.x.shape, generator=generator))
     program.conditions.copy_(torch.randn(program.conditions.shape, generator=generator))
     return program
@@ -81,6 +83,21 @@ def test_a_step_of_many_cells(dtype: torch.dtype, block_frames: int) -> None:
         pair = [getattr(program.pages, name).unflatten(1, (8, -1))[:, 1:6] for program in programs]
         check(pair[1], pair[0], dtype)
         assert torch.equal(pair[1][:, :2], pair[0][:, :2]), "what others hold stays as it is"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_step_whose_attention_has_many_programs(dtype: torch.dtype) -> None:
+    from engine.ops.triton_flow import MANY_PROGRAMS, TritonFlowOps
+
+    num_cells, config, row = 16, config_of(50), BlockSequence([])
+    config = dataclasses.replace(config, dit=dataclasses.replace(config.dit, heads=MANY_PROGRAMS // (2 * num_cells)))
+    programs = [program_of(config, dtype, ops, num_cells, num_cells + 1) for ops in (FlowOps(), TritonFlowOps())]
+    cells = [FlowBlockTask(row, 1 + i, i % 3, 50, [*range(1 + i - i % 3, 1 + i), 1 + i], 4) for i in range(num_cells)]
+    for program in programs:
+        with torch.inference_mode():
+            program.stage(cells, num_cells)
+            program.run(num_cells, num_cells + 1)
+    check(programs[1].x[1:], programs[0].x[1:], dtype)
 
 
 @pytest.mark.parametrize(("length", "context"), [(3, 10), (40, 50), (1500, 2)])
