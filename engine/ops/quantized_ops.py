@@ -15,13 +15,11 @@ from torch import Tensor
 
 from engine.ops.parallel_compile import launch
 from engine.ops.params import ResidualStream
+from engine.ops.tiles import NUM_MULTIPROCESSORS
 from engine.ops.triton_linear import gemm_kernel
 from engine.ops.triton_ops import GEMV_COLUMNS, MIN_DEPTH, MIN_GEMM_PROGRAMS, TritonOps, power_of_two
 from engine.ops.triton_quantized import norm_quantize_kernel, quantize_rows_kernel
 from engine.weights.quantize import FP8, QuantizedWeight, Weight
-
-# Above this cuBLAS wins.
-MAX_FP8_GEMM_ROWS = 64
 
 
 class Fp8Tile(NamedTuple):
@@ -33,6 +31,11 @@ class Fp8Tile(NamedTuple):
 
 
 TILE = Fp8Tile(64, 32, 128, 4, 6)
+MAX_TILE_ROWS = 64
+# Of more rows, and with SwiGLU, which reads twice as much ahead.
+LARGE, LARGE_SWIGLU = Fp8Tile(128, 64, 128, 8, 4), Fp8Tile(128, 64, 128, 8, 3)
+# With more large tiles than run at once ``scaled_mm`` is faster; SwiGLU saves a launch.
+MAX_LARGE, MAX_LARGE_SWIGLU = NUM_MULTIPROCESSORS, 3 * NUM_MULTIPROCESSORS
 # Of products whose depth is no multiple of the tile's.
 MIN_TILE_DEPTH = 64
 
@@ -83,9 +86,10 @@ class QuantizedTritonOps(TritonOps):
             self.launch_gemv(x, fused.data, out, norm_weight, eps, swiglu=True, add=False, scale=fused.scale)
             return out
         x8 = self.add_norm_quantize(residual, norm_weight, eps)
-        if rows > MAX_FP8_GEMM_ROWS:
+        tile = fp8_tile(rows, out.shape[1], swiglu=True)
+        if tile is None:
             return self.swiglu(multiply(x8, fused, residual.x.dtype))
-        launch_fp8_gemm(x8, fused, out, 1, swiglu=True)
+        launch_fp8_gemm(x8, fused, out, 1, tile, swiglu=True)
         return out
 
     def add_linear(self, residual: ResidualStream, y: Tensor, weight: Weight) -> None:
@@ -97,12 +101,12 @@ class QuantizedTritonOps(TritonOps):
         x, num_out = self.flush_residual(residual), fused.shape[0]
         if rows <= self.max_gemv_rows:
             self.launch_gemv(y, fused.data, x, None, 0.0, swiglu=False, add=True, scale=fused.scale)
-        elif rows > MAX_FP8_GEMM_ROWS:
-            residual.parts = multiply(quantize_rows(y), fused, x.dtype)[None]
-        else:
-            num_parts = fp8_split_k(size, num_out)
+        elif tile := fp8_tile(rows, num_out, swiglu=False):
+            num_parts = fp8_split_k(rows, size, num_out, tile)
             residual.parts = torch.empty(num_parts, rows, num_out, dtype=torch.float32, device=x.device)
-            launch_fp8_gemm(quantize_rows(y), fused, residual.parts, num_parts, swiglu=False)
+            launch_fp8_gemm(quantize_rows(y), fused, residual.parts, num_parts, tile, swiglu=False)
+        else:
+            residual.parts = multiply(quantize_rows(y), fused, x.dtype)[None]
 
     def add_norm_quantize(self, residual: ResidualStream, norm: Tensor, eps: float) -> Fp8Rows:
         """Add what is to be added to the stream; return its norm in fp8."""
@@ -118,14 +122,26 @@ class QuantizedTritonOps(TritonOps):
         return out
 
 
+def fp8_tile(rows: int, num_out: int, swiglu: bool) -> Fp8Tile | None:
+    """The tile of a product to ``num_out`` values a row; ``None`` where ``scaled_mm`` is faster."""
+    if rows <= MAX_TILE_ROWS:
+        return TILE
+    tile, most = (LARGE_SWIGLU, MAX_LARGE_SWIGLU) if swiglu else (LARGE, MAX_LARGE)
+    return tile if num_out % tile.columns == 0 and num_tiles(rows, num_out, tile) <= most else None
+
+
+def num_tiles(rows: int, num_out: int, tile: Fp8Tile) -> int:
+    return triton.cdiv(rows, tile.rows) * (num_out // tile.columns)
+
+
 def tile_depth(size: int) -> int:
     return TILE.depth if size % TILE.depth == 0 else MIN_TILE_DEPTH
 
 
-def fp8_split_k(size: int, num_out: int) -> int:
+def fp8_split_k(rows: int, size: int, num_out: int, tile: Fp8Tile) -> int:
     """In how many parts a product's depth is shared out, so that no multiprocessor is idle."""
     parts = 1
-    while size % (2 * parts * tile_depth(size)) == 0 and parts * num_out // TILE.columns < MIN_GEMM_PROGRAMS:
+    while size % (2 * parts * tile_depth(size)) == 0 and parts * num_tiles(rows, num_out, tile) < MIN_GEMM_PROGRAMS:
         parts *= 2
     return parts
 
@@ -146,9 +162,10 @@ def quantize_rows(x: Tensor) -> Fp8Rows:
 def multiply(x: Fp8Rows, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
     """x [rows, K] -> [rows, out]."""
     rows, num_out = x.data.shape[0], weight.shape[0]
-    if rows <= MAX_FP8_GEMM_ROWS or dtype != torch.bfloat16:
+    tile = fp8_tile(rows, num_out, swiglu=False)
+    if tile is not None or dtype != torch.bfloat16:
         out = x.scale.new_empty(rows, num_out, dtype=dtype)
-        launch_fp8_gemm(x, weight, out, 1, swiglu=False)
+        launch_fp8_gemm(x, weight, out, 1, tile or TILE, swiglu=False)
         return out
     by_row = F.ScalingType.RowWise
     return F.scaled_mm(
@@ -156,11 +173,13 @@ def multiply(x: Fp8Rows, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
     )
 
 
-def launch_fp8_gemm(x: Fp8Rows, weight: QuantizedWeight, out: Tensor, num_parts: int, swiglu: bool) -> None:
+def launch_fp8_gemm(
+    x: Fp8Rows, weight: QuantizedWeight, out: Tensor, num_parts: int, tile: Fp8Tile, swiglu: bool
+) -> None:
     rows, size = x.data.shape
     num_out = out.shape[-1]
-    launch(gemm_kernel, num_out // TILE.columns * num_parts, triton.cdiv(rows, TILE.rows))(
+    launch(gemm_kernel, num_out // tile.columns * num_parts, triton.cdiv(rows, tile.rows))(
         x.data, weight.data, x.scale, weight.scale, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts,
-        EXACT=False, SCALED=True, BLOCK_M=TILE.rows, BLOCK_N=TILE.columns, BLOCK_K=tile_depth(size),
-        num_warps=TILE.warps, num_stages=TILE.stages,
+        EXACT=False, SCALED=True, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile_depth(size),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -154,15 +154,37 @@ def test_int4_weights_are_converted_in_registers_by_rows(int4: Any, rows: int, i
     assert (int4.operand(weight, rows, torch.float32) is weight) == is_fused
 
 
-@pytest.mark.parametrize("rows", [1, 5, 64, 70])
-def test_fp8_product_equals_dequantized_product(dtype: torch.dtype, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "num_out"), [(1, 256), (5, 256), (64, 256), (70, 256), (260, 2880)])
+def test_fp8_product_equals_dequantized_product(dtype: torch.dtype, rows: int, num_out: int) -> None:
     from engine.ops.quantized_ops import multiply, quantize_rows
 
-    x, weight = random(rows, 512, dtype=dtype), quantize(random(256, 512))
+    x, weight = random(rows, 512, dtype=dtype), quantize(random(num_out, 512))
     rounded = quantize_rows(x)
     given = rounded.data.float() * rounded.scale
     check(given, x, dtype, FP8_TOLERANCE)
     check(multiply(rounded, weight, dtype), given @ weight.dequantize(torch.float32).t(), dtype, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_out", "swiglu", "rows_of_tile"),
+    [
+        (64, 4096, False, 64),
+        (65, 4096, False, 128),
+        (256, 4096, False, 128),
+        (257, 4096, False, None),
+        (640, 6144, True, None),
+        (384, 6144, True, 128),
+        (1024, 3072, True, 128),
+        (65, 96, False, None),
+    ],
+)
+def test_fp8_products_have_large_tiles_while_few_of_them_wait(
+    rows: int, num_out: int, swiglu: bool, rows_of_tile: int | None
+) -> None:
+    from engine.ops.quantized_ops import fp8_tile
+
+    tile = fp8_tile(rows, num_out, swiglu)
+    assert (None if tile is None else tile.rows) == rows_of_tile
 
 
 @pytest.mark.parametrize(
