@@ -154,10 +154,12 @@ def conv(
     return Cost(num_bytes, 2.0 * rows * taps * num_in * num_out, f"{rows}, {taps} taps, {num_in} to {num_out}")
 
 
-def residual_unit(padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: object) -> Cost:
+def residual_unit(
+    padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: object, is_last: bool
+) -> Cost:
     taps, channels, _ = unit.wide.weight.shape
     rows = x.shape[0] * x.shape[1]
-    values = padded.numel() + 3 * x.numel()
+    values = padded.numel() + (2 if is_last else 3) * x.numel()
     num_bytes = values * x.element_size() + unit.wide.weight.nbytes + unit.narrow.weight.nbytes
     return Cost(num_bytes, 2.0 * rows * (taps + 1) * channels * channels, f"{rows}, {taps} taps, {channels}")
 

@@ -235,12 +235,16 @@ class ReferenceOps:
             act.copy_(F.gelu(y) if gelu else snake(y, *waves) if waves else y)
 
     def residual_unit(
-        self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams
+        self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams, is_last: bool
     ) -> None:
-        """x [B, T, C] += conv(snake(conv(padded [B, context + T, C]))), in place; ``out`` takes the snake of that."""
+        """x [B, T, C] += conv(snake(conv(padded [B, context + T, C]))), in place; ``out`` takes the snake of that.
+
+        ``is_last``: nothing reads x again, and it stays as it is.
+        """
         hidden = torch.empty_like(x)
         self.conv(padded, unit.wide, x.shape[1], act=hidden, waves=unit.inner)
-        self.conv(hidden, unit.narrow, x.shape[1], residual=x, raw=x, act=out, waves=waves)
+        raw = None if is_last else x
+        self.conv(hidden, unit.narrow, x.shape[1], residual=x, raw=raw, act=out, waves=waves)
 
     def depthwise_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor], eps: float

@@ -372,23 +372,23 @@ class TritonOps(ReferenceOps):
         )  # fmt: skip
 
     def residual_unit(
-        self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams
+        self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams, is_last: bool
     ) -> None:
         streams, length, channels = x.shape
-        rows, first = streams * length, power_of_two(channels) // 2
+        first = power_of_two(channels) // 2
         rest = channels - first
-        fits = channels in self.unit_channels and rest >= 16 and rest == power_of_two(rest)
-        too_wide = x.is_cuda and x.dtype == torch.float32
         block_m = 128 if channels <= 128 else 64
-        num_programs = triton.cdiv(rows, block_m)
+        fits = channels in self.unit_channels and rest >= 16 and rest == power_of_two(rest) and length % block_m == 0
+        too_wide = x.is_cuda and x.dtype == torch.float32
+        num_programs = streams * length // block_m
         if "unit" not in self.on or too_wide or not fits or num_programs < self.min_unit_programs:
-            super().residual_unit(padded, unit, x, out, waves)
+            super().residual_unit(padded, unit, x, out, waves, is_last)
             return
         wide, narrow = unit.wide, unit.narrow
         launch(residual_unit_kernel, num_programs)(
             padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
-            rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation,
-            wide.weight.shape[0], C=channels, EXACT=x.dtype == torch.float32, BLOCK_M=block_m, FIRST=first,
+            length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation, wide.weight.shape[0],
+            C=channels, LAST=is_last, EXACT=x.dtype == torch.float32, BLOCK_M=block_m, FIRST=first,
             BLOCK_K=math.gcd(channels, 64), num_warps=4, num_stages=3,
         )  # fmt: skip
 

@@ -282,7 +282,7 @@ class CodecProgram(DecodeBuffers):
             ops.conv(pad.buffer, block.upsample, length, raw=raw, act=act, waves=block.outer[0])
             for unit, waves in zip(block.units, block.outer[1:], strict=True):
                 pad, after = after, next(pads)
-                ops.residual_unit(pad.buffer, unit, x, after.fresh, waves)
+                ops.residual_unit(pad.buffer, unit, x, after.fresh, waves, is_last=unit is block.units[-1])
         return after
 
 

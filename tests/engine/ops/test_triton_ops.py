@@ -479,10 +479,12 @@ def test_convolutions_end_in_what_comes_next(
             check(found, wanted, dtype)
 
 
-@pytest.mark.parametrize("channels", [80, 96, 192])
-def test_a_residual_unit_at_once(fused: Any, channels: int) -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(("channels", "length"), [(80, 128), (96, 256), (96, 70), (192, 64)])
+def test_a_residual_unit_at_once(fused: Any, channels: int, length: int, is_last: bool) -> None:
+    """70 positions are no whole tiles: they take two convolutions."""
     dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
-    streams, length, dilation, ahead = 2, 70, 3, 5
+    streams, dilation, ahead = 2, 3, 5
 
     def product(taps: int) -> ConvParams:
         weight = random(taps, channels, channels, dtype=dtype, scale=(taps * channels) ** -0.5)
@@ -497,7 +499,7 @@ def test_a_residual_unit_at_once(fused: Any, channels: int) -> None:
     results = []
     for ops in (fused, PLAIN):
         own, out = x.clone(), torch.full((streams, ahead + length, channels), float("nan"), device=DEVICE, dtype=dtype)
-        ops.residual_unit(padded, unit, own, out[:, ahead:], after)
+        ops.residual_unit(padded, unit, own, out[:, ahead:], after, is_last)
         results.append((own, out[:, ahead:]))
     for found, wanted in zip(*results, strict=True):
         check(found, wanted, dtype)
