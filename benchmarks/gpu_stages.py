@@ -35,6 +35,7 @@ from engine.load import build_engine
 from engine.models.qwen3_tts.codec_program import CodecProgram
 from engine.models.qwen3_tts.frame_program import FrameProgram
 from engine.models.qwen3_tts.load import build_family, quantize_talker
+from engine.program.decode_executor import FRAME_PRIORITY, GATHERED_PRIORITY
 from engine.runtime.engine import Engine
 
 BLOCK = 16
@@ -109,13 +110,15 @@ def stages(engine: Engine, rows: int) -> dict[str, Callable[[], object]]:
 
 
 def beside(frame: Callable[[], object], decode: Callable[[], object]) -> None:
-    """Run the decode of one step beside the frame of the next on a second stream, as the engine does."""
-    here, aside = torch.cuda.current_stream(), torch.cuda.Stream(priority=-1)
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
-        decode()
-    frame()
-    here.wait_stream(aside)
+    """Run the decode of one step beside the frame of the next on a second stream, by the engine's priorities."""
+    here, streams = torch.cuda.current_stream(), []
+    for run, priority in ((decode, GATHERED_PRIORITY), (frame, FRAME_PRIORITY)):
+        streams.append(torch.cuda.Stream(priority=priority))
+        streams[-1].wait_stream(here)
+        with torch.cuda.stream(streams[-1]):
+            run()
+    for stream in streams:
+        here.wait_stream(stream)
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -22,7 +22,7 @@ from engine.memory.kv_cache import PagedKV
 from engine.models.base import AudioSpec, DecodeStage, Family, FrameContext, FrameProgramProtocol, SpeechModel
 from engine.models.config_file import read_json
 from engine.program.capture import CAPTURE_LOCK, GraphSet
-from engine.program.decode_executor import create_decode_executor
+from engine.program.decode_executor import FRAME_PRIORITY, create_decode_executor, decode_priority
 from engine.runtime.call_planner import DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import EagerCodec, GraphCodec, make_eager_stage
 from engine.runtime.codec_stage import CodecStage
@@ -195,8 +195,9 @@ def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, devic
 
     def make_runner(kv: PagedKV, prefixes: PrefixCache) -> GraphRunner:
         program = family.make_frames(FrameContext(kv, config, ring))
-        frames, prefills = GraphSet(program.run_frame, device), GraphSet(program.run_prefill, device)
-        num_slots = config.max_running_requests
+        priority, num_slots = 0 if family.codec is None else FRAME_PRIORITY, config.max_running_requests
+        runs = program.run_frame, program.run_prefill
+        frames, prefills = (GraphSet(run, device, priority_of=lambda *key: priority) for run in runs)
         return GraphRunner(family.model, kv, prefixes, config, program, frames, prefills, num_slots)
 
     return Engine(family.model, stage, config, make_runner, dtype=dtype, device=device)
@@ -259,7 +260,8 @@ def make_graph_stage(family: Family, config: EngineConfig, device: torch.device)
     ring = codec.new_ring(config, device)
     executor = create_decode_executor(ring, codec.device, config.decode_device is not None)
     program = codec.make_program(config, executor.ring)
-    graphs, num_slots = GraphSet(program.run, codec.device), config.max_running_requests
+    graphs = GraphSet(program.run, codec.device, priority_of=decode_priority(config.max_batch_size))
+    num_slots = config.max_running_requests
     runner = GraphCodec(program, graphs, executor, num_slots, config.max_cached_voices)
     return ring, CodecStage(runner, num_slots, family.audio.sample_rate, DECODE_BATCHING_SLACK_S)
 

@@ -35,14 +35,19 @@ class GraphSet:
     dummy rows. A key that was not captured then runs eagerly on first use and is captured on the next.
     """
 
-    def __init__(self, run: Callable[..., None], device: torch.device, enabled: bool = True) -> None:
-        self._run, self._device = run, device
+    def __init__(
+        self, run: Callable[..., None], device: torch.device, enabled: bool = True,
+        priority_of: Callable[..., int] = lambda *key: 0,
+    ) -> None:  # fmt: skip
+        """``priority_of`` a key: that of its kernels beside those of other streams, the smaller the sooner."""
+        self._run, self._device, self.priority_of = run, device, priority_of
         self._captures = enabled and device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._has_run: set[Hashable] = set()
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
-        # Of its own to record on: the scratch memory of products goes by stream, and two sets may run at once.
-        self._stream = torch.cuda.Stream(device) if self._captures else None
+        # To record on, by priority, which a graph keeps wherever it is replayed. The set's own: the scratch memory of
+        # products goes by stream, and two sets may run at once.
+        self._streams: dict[int, torch.cuda.Stream] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -60,10 +65,14 @@ class GraphSet:
                 self._run(*key)
 
     def _record(self, *key: int) -> None:
+        priority = self.priority_of(*key)
+        if priority not in self._streams:
+            self._streams[priority] = torch.cuda.Stream(self._device, priority=priority)
+        stream = self._streams[priority]
         with CAPTURE_LOCK:
             torch.cuda.synchronize(self._device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 self._run(*key)
         self._graphs[key] = graph
 

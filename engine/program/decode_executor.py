@@ -12,6 +12,17 @@ from torch import Tensor
 from engine.program.buffers import DeviceEvent
 
 DecodeWork = Callable[[], None]
+# Of graphs beside each other, the smaller the sooner: for listeners who cannot wait, frames, and the rest of decoding,
+# which fills what frames leave.
+URGENT_PRIORITY, FRAME_PRIORITY, GATHERED_PRIORITY = -2, -1, 0
+# Steps of as many rows are short: a second priority, whose graphs need memory of their own, would gain nothing.
+MAX_ROWS_OF_ONE_PRIORITY = 64
+
+
+def decode_priority(max_rows: int) -> Callable[[int, int], int]:
+    """Of calls beside steps of ``max_rows``, by rows and frames: slots that can wait gather several frames."""
+    urgent = URGENT_PRIORITY if max_rows > MAX_ROWS_OF_ONE_PRIORITY else GATHERED_PRIORITY
+    return lambda num_rows, num_frames: urgent if num_frames == 1 else GATHERED_PRIORITY
 
 
 class PendingWork(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -73,7 +74,7 @@ def voice_note(model: SpeechModel, codec: GraphCodec | None, config: EngineConfi
 
 
 def call_groups(program: FrameProgramProtocol, codec: GraphCodec | None, config: EngineConfig) -> list[list[Run]]:
-    """The largest calls of each set of graphs."""
+    """The largest calls of each set of graphs and priority."""
     rows = max(config.max_batch_size, config.fixed_batch_rows or 0)
     groups: list[list[Run]] = [
         [lambda: program.run_frame(rows)],
@@ -81,7 +82,11 @@ def call_groups(program: FrameProgramProtocol, codec: GraphCodec | None, config:
     ]
     if codec is not None:
         decoder = codec.program
-        groups.append([lambda n=n: decoder.run(decoder.rows_of(n), n) for n in CALL_FRAMES])  # type: ignore[misc]
+        by_priority: dict[int, list[Run]] = {}
+        for n in CALL_FRAMES:
+            priority = codec.graphs.priority_of(decoder.rows_of(n), n)
+            by_priority.setdefault(priority, []).append(partial(decoder.run, decoder.rows_of(n), n))
+        groups += by_priority.values()
     return groups
 
 

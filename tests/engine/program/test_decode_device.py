@@ -12,7 +12,7 @@ import pytest
 from engine.api import ClonedVoice, FinishReason, InvalidRequest, SamplingParams
 from engine.config import EngineConfig
 from engine.load import load_engine
-from engine.program.decode_executor import CpuThreadExecutor
+from engine.program.decode_executor import FRAME_PRIORITY, CpuThreadExecutor, decode_priority
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.runtime.graph_harness import codec_of
 from tests.engine.runtime.test_pipelined import SAMPLINGS, TEXT, check_same, make_bench, random_life
@@ -122,3 +122,9 @@ def test_a_device_that_is_not_there_is_named(tiny_folder: Path, name: str) -> No
 def test_without_graphs_decoding_cannot_be_elsewhere(tiny_folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="decode_device is 'cpu'; it needs graphs"):
         load_engine(tiny_folder, EngineConfig(decode_device="cpu"), "cpu", "float32", is_embedded=False)
+
+
+def test_with_many_rows_calls_of_one_frame_come_before_frames() -> None:
+    few, many = decode_priority(64), decode_priority(65)
+    assert few(8, 1) == few(8, 4)
+    assert many(8, 1) < FRAME_PRIORITY < many(8, 4)
