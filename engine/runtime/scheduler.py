@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 from engine.api import FinishReason
 from engine.config import EngineConfig
@@ -68,18 +69,18 @@ class Scheduler:
         self.spares_paced = False
 
     def schedule(self, now_s: float) -> StepBatch:
-        """Admit, let rows fetch their next input, pick the most urgent, find blocks for them."""
+        """Admit, let rows fetch their next input, the most urgent first, find blocks for them."""
         self.admit(now_s)
-        rows = list(self.select_runnable(now_s))
-        if self.config.first_chunks_alone and self.await_first_chunks(rows):
-            return StepBatch()
+        self.record_paced(now_s)
+        rows = self.runnable_in_order(now_s)
+        if self.config.first_chunks_alone and len(self.running) <= MAX_ROWS_IN_WAIT:
+            rows = self.without_awaited(rows)
         batch, positions_left, starving = StepBatch(), self.config.max_prefill_positions, None
         max_batch = self.config.max_batch_size
-        num_burst, budget = 0, StepBudget(self.burst_model, self.paced_slack_s(now_s), max_batch)
-        for request in self.in_order(rows):
-            if len(batch.steps) + len(batch.prefills) == max_batch:
-                break
+        num_burst, budget = 0, None
+        for request in rows:
             if request.is_burst:
+                budget = budget or StepBudget(self.burst_model, self.paced_slack_s(now_s), max_batch)
                 num_positions = self.num_prefill_positions(request) + self.config.max_prefill_positions - positions_left
                 if not budget.fits(len(batch) + 1, num_positions, is_first=num_burst == 0):
                     break
@@ -88,6 +89,8 @@ class Scheduler:
                 batch.add(work)
                 positions_left -= work.count if work.count > 1 else 0
                 num_burst += request.is_burst
+                if len(batch) == max_batch:
+                    break
             elif request.lacks_blocks:
                 starving = starving or request
         self.shares.record(work.request for work in batch.items if work.request.is_burst)
@@ -95,14 +98,24 @@ class Scheduler:
             self.preempt_for(starving, batch, now_s)
         return batch
 
-    def await_first_chunks(self, rows: list[Request]) -> bool:
-        """Return whether a step of these rows would do no more than delay their first chunks."""
-        return len(rows) <= MAX_ROWS_IN_WAIT and all(self.stage.makes_first_chunk(row.held_slot) for row in rows)
+    def without_awaited(self, rows: Iterator[Request]) -> Iterator[Request]:
+        """Return the rows; none of them if a step would do no more than delay their first chunks."""
+        awaited: list[Request] = []
+        for row in rows:
+            awaited.append(row)
+            if not self.stage.makes_first_chunk(row.held_slot):
+                return chain(awaited, rows)
+        return iter(())
 
-    def in_order(self, rows: list[Request]) -> list[Request]:
-        """Paced rows by deadline, then burst rows by their groups' shares."""
-        paced = sorted((request for request in rows if not request.is_burst), key=DEADLINE_S)
-        return [*paced, *self.shares.order(request for request in rows if request.is_burst)]
+    def runnable_in_order(self, now_s: float) -> Iterator[Request]:
+        """Paced rows by deadline, then burst rows by their groups' shares. Rows that the step has no room for are not
+        looked at."""
+        for request in sorted((request for request in self.running if not request.is_burst), key=DEADLINE_S):
+            if self.is_runnable(request, now_s):
+                yield request
+        if self.num_burst_slots:
+            burst = [request for request in self.running if request.is_burst]
+            yield from self.shares.order(request for request in burst if self.is_runnable(request, now_s))
 
     def num_prefill_positions(self, request: Request) -> int:
         """Prompt positions that the row would compute in this step."""
@@ -114,13 +127,17 @@ class Scheduler:
     def paced_slack_s(self, now_s: float) -> float:
         """Return how long a step with burst rows may take without delaying a paced row; ``inf`` where none was there
         lately, and 0 while one of them has text and no audio yet. Without burst rows it is not computed."""
-        if len(self.running) > self.num_burst_slots or self.waiting.num_paced:
-            self._last_paced_s = now_s
-        self.spares_paced = now_s - self._last_paced_s <= PACED_MEMORY_S
+        self.record_paced(now_s)
         if not self.spares_paced or not self.num_burst_slots:
             return math.inf
         slacks = (self.slack_s(request, now_s) for request in self.running if not request.is_burst)
         return min(slacks, default=MAX_IDLE_SLACK_S)
+
+    def record_paced(self, now_s: float) -> None:
+        """Note whether paced requests are there."""
+        if len(self.running) > self.num_burst_slots or self.waiting.num_paced:
+            self._last_paced_s = now_s
+        self.spares_paced = now_s - self._last_paced_s <= PACED_MEMORY_S
 
     def slack_s(self, request: Request, now_s: float) -> float:
         """Return the time until a paced row must be computed in a step without burst rows."""
@@ -165,26 +182,31 @@ class Scheduler:
 
     def next_admitted(self) -> Request | None:
         """The waiting request that gets a slot now: a paced one first, then one of the group that holds fewest."""
+        return self.choose_waiting(self.is_short_of_blocks) if self.waiting else None
+
+    def choose_waiting(self, is_short_of_blocks: bool) -> Request | None:
+        """Return the next one to admit. A paced request does not wait for blocks that burst rows hold."""
         if not self.waiting or not self.stage.slots.num_free:
             return None
+        has_blocks = not self.running or not is_short_of_blocks
         return self.waiting.next(
             self.num_slots_of,
-            paced=self.has_blocks(burst=False),
-            burst=self.num_burst_slots < self.max_burst_slots and self.has_blocks(burst=True),
+            paced=has_blocks or self.num_burst_slots > 0,
+            burst=has_blocks and self.num_burst_slots < self.max_burst_slots,
         )
 
-    def has_blocks(self, *, burst: bool) -> bool:
-        """Blocks stay above the watermark, and no row that could run waits for blocks. A paced request does not wait
-        for blocks that burst rows hold."""
-        rows = [request for request in self.running if burst or not request.is_burst]
-        if not rows or (not burst and self.num_burst_slots):
+    @property
+    def is_short_of_blocks(self) -> bool:
+        """Return whether a row that could run waits for blocks, or no more are free than stay so. It looks at all
+        running rows."""
+        if self.pool.num_free <= self.config.watermark_blocks:
             return True
-        short = any(request.lacks_blocks and not request.waits_for_text for request in rows)
-        return not short and self.pool.num_free > self.config.watermark_blocks
+        return any(request.lacks_blocks and not request.waits_for_text for request in self.running)
 
     def admit(self, now_s: float) -> None:
         """Give free slots to waiting requests."""
-        while (request := self.next_admitted()) is not None and (slot := self.stage.reserve()) is not None:
+        is_short = bool(self.waiting) and self.is_short_of_blocks
+        while (request := self.choose_waiting(is_short)) is not None and (slot := self.stage.reserve()) is not None:
             self.waiting.remove(request)
             request.slot, request.phase, request.started_s = slot, RequestPhase.RUNNING, now_s
             self.running.append(request)
@@ -221,11 +243,10 @@ class Scheduler:
         self.release(request)
         self.failed.append((request, error))
 
-    def select_runnable(self, now_s: float) -> Iterator[Request]:
-        for request in list(self.running):
-            row = request.row
-            if self.can_run(request, now_s) and (len(row.inputs) > row.num_computed or self.fetch_input(request)):
-                yield request
+    def is_runnable(self, request: Request, now_s: float) -> bool:
+        """Return whether it can run and has an input."""
+        row = request.row
+        return self.can_run(request, now_s) and (len(row.inputs) > row.num_computed or self.fetch_input(request))
 
     def can_run(self, request: Request, now_s: float) -> bool:
         """Neither without text nor at its lead."""

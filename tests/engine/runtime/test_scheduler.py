@@ -10,6 +10,8 @@ import pytest
 from engine.api import FinishReason, SamplingParams, TextLayout
 from engine.models.base import AwaitText, SequenceState, TalkerInputs
 from engine.runtime import scheduler
+from engine.runtime.request import Request
+from engine.runtime.scheduler import Scheduler
 from tests.engine.engine_harness import EngineHarness, RecordedRequest
 from tests.engine.runtime.test_engine import check_says as check_says_within
 from tests.engine.runtime.test_engine import recorder as usual_recorder
@@ -107,6 +109,27 @@ def test_row_with_the_earliest_underrun_steps_first(shape: ChecksumFamily) -> No
     for row, dry_in_s in zip(rows, (0.3, 0.1, 0.2), strict=True):
         bench.request(row).clock.dry_at_s = now_s + dry_in_s
     assert works_of_next_step(bench) == [rows[1], rows[2]]
+
+
+def test_rows_that_a_step_has_no_room_for_are_not_asked_for_input(
+    shape: ChecksumFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = recorder(shape, max_batch_size=2, max_running_requests=4)
+    rows, asked = [speak(bench, lead_ms=500) for _ in range(4)], set[int]()
+    for row in rows:
+        run_until_heard(bench, row)
+    for number, row in enumerate(rows, 1):
+        bench.request(row).clock.dry_at_s = bench.now_s + 0.1 * number
+    scheduler = bench.engine.scheduler
+    fetch = scheduler.fetch_input
+
+    def fetch_noted(request: Request) -> bool:
+        asked.add(request.epoch)
+        return fetch(request)
+
+    monkeypatch.setattr(scheduler, "fetch_input", fetch_noted)
+    bench.step()
+    assert asked == set(rows[:2])
 
 
 def test_playback_report_changes_urgency(shape: ChecksumFamily) -> None:
@@ -333,6 +356,15 @@ def test_no_request_is_admitted_below_the_watermark(shape: ChecksumFamily) -> No
     bench.cancel(second)
     bench.run()
     check_says(shape, bench.heard[third], LONG)
+
+
+def test_newcomers_of_a_step_share_one_look_at_the_rows(shape: ChecksumFamily, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = recorder(shape, max_running_requests=4)
+    scheduler, looks = bench.engine.scheduler, list[Scheduler]()
+    rows = [speak(bench) for _ in range(3)]
+    monkeypatch.setattr(Scheduler, "is_short_of_blocks", property(lambda own: bool(looks.append(own))))
+    scheduler.admit(bench.now_s)
+    assert (len(looks), [request.epoch for request in scheduler.running]) == (1, rows)
 
 
 def test_watermark_above_all_blocks_admits_one_alone(shape: ChecksumFamily) -> None:
