@@ -154,9 +154,12 @@ class CallDecoding:
         start = time.perf_counter()
         now, running, size = self.host.requests.clock(), self.host.scheduler.running, self.stage.slots.num_slots + 1
         slots = [request.held_slot for request in running]
-        slack, wanted = np.zeros(size), np.ones(size, dtype=np.int64)
+        slack, wanted = np.zeros(size), np.full(size, self.host.config.chunk_frames[-1])
         slack[slots] = [self.slack_s(request, now) for request in running]
-        wanted[slots] = [wanted_frames(request, self.host.config) for request in running]
+        num_first = len(self.host.config.chunk_frames)
+        for request in running:
+            if request.num_chunks < num_first or request.spec.chunk_frames:
+                wanted[request.held_slot] = wanted_frames(request, self.host.config)
         self.stage.launch(slack, wanted)
         self.host.times.launch_s += time.perf_counter() - start
 
@@ -192,6 +195,9 @@ class CallDecoding:
 
     def slack_s(self, request: Request, now_s: float) -> float:
         """A row at its lead gathers like any other: it plays on, and its next frame is due before it runs dry."""
+        is_usual = not (request.parked or request.lacks_blocks or request.is_burst or request.spec.chunk_frames)
+        if is_usual and request.phase is RequestPhase.RUNNING:
+            return request.clock.lead_s(now_s)
         samples = request.phase is RequestPhase.RUNNING and not request.waits_for_text and not request.lacks_blocks
         if samples and (request.is_burst or request.spec.chunk_frames):
             samples = self.host.scheduler.can_run(request, now_s)

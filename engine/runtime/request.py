@@ -151,10 +151,11 @@ class Request:
     finish_reason: FinishReason | None = None
     # (code, message).
     error: ErrorInfo | None = None
+    # A copy: each step reads it several times for each row.
+    is_burst: bool = field(init=False)
 
-    @property
-    def is_burst(self) -> bool:
-        return self.spec.lead_ms is None
+    def __post_init__(self) -> None:
+        self.is_burst = self.spec.is_burst
 
     @property
     def share_key(self) -> ShareKey:
@@ -185,13 +186,13 @@ class Request:
 
     def generated_lead_s(self, now_s: float, frame_s: float) -> float:
         """Lead counting also frames sampled and not yet decoded, except those whose audio was received before."""
-        dry_at_s = self.clock.dry_at_s
-        counts = dry_at_s is not None and (dry_at_s > now_s or self.clock.is_behind)
-        lead_s = dry_at_s - now_s if dry_at_s is not None and counts else 0.0
-        pending_s = self.num_pending_frames * frame_s
+        lead_s = self.num_pending_frames * frame_s
         if self.resumption is not None:
-            pending_s = max(0.0, pending_s - self.resumption.num_samples / self.clock.sample_rate)
-        return max(0.0, lead_s + pending_s)
+            lead_s = max(0.0, lead_s - self.resumption.num_samples / self.clock.sample_rate)
+        dry_at_s = self.clock.dry_at_s
+        if dry_at_s is not None and (dry_at_s > now_s or self.clock.is_behind):
+            lead_s += dry_at_s - now_s
+        return max(0.0, lead_s)
 
     def priority(self) -> tuple[bool, float, float, int]:
         """Smaller is more urgent: paced before burst, then by deadline, then by age."""
