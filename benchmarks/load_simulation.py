@@ -150,6 +150,11 @@ class SimulatedDevice:
             def wait(self) -> None:
                 device.wait(self.frame)
 
+            @property
+            def is_done(self) -> bool:
+                device.clock()
+                return self.frame.passed
+
         class CallDone(Done):
             def wait(self) -> None:
                 device.wait(self.call)

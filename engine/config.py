@@ -146,6 +146,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     send_first_chunks_at_once: bool = True
     # Reads of each gateway's commands per step; 0 reads them at once.
     command_reads_per_step: int = 4
+    # Carry out commands also while the device computes; off does so behind the wait for it alone.
+    commands_beside_device: bool = True
     # Capture graphs, and warm up larger batches, on first use instead of at the start.
     lazy_graph_capture: bool = False
     # Device of the codec decoder with graphs: cpu, cuda or cuda:N. ``None``: that of the talker.

@@ -150,6 +150,7 @@ class Engine:
         """One round over every request that can run."""
         start = self.requests.clock()
         self.choose_device()
+        start += self.read_beside_device() if self.config.commands_beside_device else 0.0
         results = list(self.runner.collect(self.times))
         self.record_flown(self.requests.clock() - start)
         self.process_results(results)
@@ -178,6 +179,15 @@ class Engine:
         else:
             self.record_talker(batch, talker_s)
         self.record_step(batch, end - start)
+
+    def read_beside_device(self) -> float:
+        """Read commands while the device computes the frame in flight. Returns the time of that which is not the
+        step's: none if the device is not done yet."""
+        if not self.runner.in_flight:
+            return 0.0
+        start = self.requests.clock()
+        self.read_commands()
+        return self.requests.clock() - start if self.runner.is_done else 0.0
 
     def process_results(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""

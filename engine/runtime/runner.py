@@ -59,6 +59,11 @@ class ModelRunner:
         return False
 
     @property
+    def is_done(self) -> bool:
+        """``collect`` need not wait."""
+        return True
+
+    @property
     def max_positions(self) -> int:
         """Positions that one request can have."""
         return self.model.max_positions
@@ -217,6 +222,10 @@ class GraphRunner(ModelRunner):
     @property
     def in_flight(self) -> bool:
         return self._flight is not None
+
+    @property
+    def is_done(self) -> bool:
+        return self._flight is None or self._flight.event.is_done
 
     @property
     def max_positions(self) -> int:

@@ -188,8 +188,39 @@ def test_request_during_the_wait_for_a_frame_is_in_the_next(tiny_folder: Path, m
         return results
 
     monkeypatch.setattr(bench.engine.runner, "collect", wait)
-    step_with(bench, lambda: late and bench.submit(text=late.pop(), text_closed=True))
+    bench.engine.read_commands = lambda: late and bench.submit(text=late.pop(), text_closed=True)
+    bench.step()
     assert bench.admitted == [first, first + 1]
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_commands_are_read_beside_a_frame_in_flight(tiny_folder: Path, is_beside: bool) -> None:
+    bench = bench_with_a_frame_in_flight(tiny_folder, commands_beside_device=is_beside)
+    found: list[bool] = []
+    bench.engine.read_commands = lambda: found.append(bench.engine.runner.in_flight)
+    bench.step()
+    assert found == ([True, False] if is_beside else [False])
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_commands_take_time_of_a_step_that_waits_for_the_device_anyway(
+    tiny_folder: Path, is_done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, clock = bench_with_a_frame_in_flight(tiny_folder), [0.0]
+    engine = bench.engine
+    monkeypatch.setattr(engine.requests, "clock", lambda: clock[0])
+    monkeypatch.setattr(GraphRunner, "is_done", is_done)
+    engine.read_commands = lambda: clock.append(clock.pop() + (100.0 if engine.runner.in_flight else 7.0))
+    bench.step()
+    assert engine.times.last_s == (0.0 if is_done else 100.0)
+
+
+def bench_with_a_frame_in_flight(folder: Path, **settings: Any) -> EngineHarness:
+    bench = make_bench(folder, True, **settings)
+    bench.submit(text=TEXT, text_closed=True)
+    while not bench.engine.runner.in_flight:
+        bench.step()
+    return bench
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
