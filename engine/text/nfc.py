@@ -19,6 +19,8 @@ _COMPOSE = NFC()
 
 def compose(text: str) -> str:
     """NFC of a whole text; lone surrogates, which no encoder takes, become U+FFFD."""
+    if text.isascii():
+        return text
     return str(_COMPOSE.normalize_str(_SURROGATE.sub("\ufffd", text)))
 
 
@@ -52,4 +54,6 @@ class NfcStream:
 def _last_cluster_start(text: str) -> int | None:
     if text[-1:] in _INERT:
         return len(text)
+    if text.isascii():
+        return len(text) - 1 if text else None
     return next((place for place in reversed(range(len(text))) if starts_cluster(text[place])), None)
