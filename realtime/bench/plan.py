@@ -53,6 +53,8 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     api_key: str | None = None
     first_session: int = 0
+    # The next session's number less this one's.
+    session_step: int = 1
     # Sessions of this process; numbers continue over all processes.
     num_sessions: int = 1
     total_sessions: int = 1

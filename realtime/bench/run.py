@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 import sys
 import urllib.request
@@ -23,7 +22,7 @@ READY = "ready"
 
 async def run(plan: LoadPlan) -> list[ResponseResult]:
     texts = read_corpus(Path(plan.corpus))
-    sessions = range(plan.first_session, plan.first_session + plan.num_sessions)
+    sessions = range(plan.first_session, plan.first_session + plan.num_sessions * plan.session_step, plan.session_step)
     each = await asyncio.gather(*(_arrive(plan, session, texts) for session in sessions))
     return [outcome for outcomes in each for outcome in outcomes]
 
@@ -59,10 +58,13 @@ RESIDENT = re.compile(r"^voicewire_resident_memory_bytes (\S+)$", re.MULTILINE)
 
 
 def split(plan: LoadPlan, num_processes: int) -> list[LoadPlan]:
-    """The same load over several processes, none without a session."""
-    cuts = [plan.num_sessions * part // num_processes for part in range(num_processes + 1)]
-    parts = ((start, end - start) for start, end in itertools.pairwise(cuts) if end > start)
-    return [msgspec.structs.replace(plan, first_session=start, num_sessions=num) for start, num in parts]
+    """The same load over several processes, none without a session. Sessions arrive at each of them in turn."""
+    step = min(num_processes, plan.num_sessions)
+    counts = [len(range(first, plan.num_sessions, step)) for first in range(step)]
+    return [
+        msgspec.structs.replace(plan, first_session=first, session_step=step, num_sessions=count)
+        for first, count in enumerate(counts)
+    ]
 
 
 async def measure(plans: Sequence[LoadPlan]) -> list[ResponseResult]:

@@ -226,8 +226,10 @@ def test_the_table_and_the_plot() -> None:
 def test_sessions_are_split_over_processes(num_sessions: int, num_processes: int) -> None:
     plan = LoadPlan(url="ws://h:1", corpus="c", num_sessions=num_sessions, total_sessions=num_sessions)
     parts = split(plan, num_processes)
-    numbered = [part.first_session + at for part in parts for at in range(part.num_sessions)]
-    assert numbered == list(range(num_sessions))
+    arrivals = {part.first_session + at * part.session_step: part for part in parts for at in range(part.num_sessions)}
+    assert sorted(arrivals) == list(range(num_sessions))
+    # Any two that arrive one after the other are of different processes, if there are several.
+    assert all(arrivals[n] is not arrivals[n + 1] or len(parts) == 1 for n in range(num_sessions - 1))
     assert all(part.num_sessions > 0 for part in parts)
 
 
