@@ -74,7 +74,7 @@ MIN_REFERENCE_S = 1.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    # Maximum of rows in a talker step. The default on CUDA, for Qwen3-TTS: a third of the slots, 32 to 512.
+    # Maximum of rows in a talker step. The default on CUDA, for Qwen3-TTS: a third of the slots, 32 to 384.
     max_batch_size: int = 32
     # Maximum of requests that hold a decoder slot. The default on CUDA, for Qwen3-TTS: 64 to 1,536, by free memory.
     max_running_requests: int = 64

@@ -47,7 +47,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FIXED_GB = 12
 SLOTS_PER_GB = 16
 SLOTS = (64, 1_536)
-ROWS = (32, 512)
+ROWS = (32, 384)
 # Options that decide how much memory an engine holds beside its cache.
 MEMORY_OPTIONS = ("precision", "max_running_requests", "max_batch_size", "max_prefill_positions", "max_cached_voices")
 # Prompt positions in a step of Qwen3-TTS: eight texts of 100 characters start together.

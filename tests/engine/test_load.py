@@ -255,7 +255,7 @@ def test_memory_budget_counts_decoder_states_of_cloned_voices(task: str, tmp_pat
         (6, {}, 64, 32),
         (23.6, {}, 186, 62),
         (79.2, {}, 1_075, 358),
-        (139.8, {}, 1_536, 512),
+        (139.8, {}, 1_536, 384),
         (139.8, {"max_batch_size": 768}, 1_536, 768),
         (139.8, {"max_running_requests": 300}, 300, 100),
         (139.8, {"max_running_requests": 2_000, "max_batch_size": 64}, 2_000, 64),
