@@ -1,4 +1,4 @@
-"""``benchmarks.load_simulation``: what its listeners hear is what its device takes."""
+"""``benchmarks.load_simulation`` and ``arrivals_simulation``: listeners hear what the simulated device takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import host_overhead, load_simulation, random_model
+from benchmarks import arrivals_simulation, host_overhead, load_simulation, random_model
 from engine.program import decode_executor
 from engine.runtime import runner
 
@@ -60,6 +60,19 @@ def test_overload_is_refused_and_others_have_no_gap(simulate: Simulate, monkeypa
     crowd = simulate("--batch", "32")
     assert 0 < crowd["failed"] < 24
     assert crowd["continuity"] == 1.0
+
+
+def test_each_session_of_each_load_speaks_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(arrivals_simulation, "MAX_SESSIONS", 8)
+    options = ("--batch", "2,3", "--frames", "6", "--max-batch", "4", "--host-scale", "0")
+    monkeypatch.setattr(sys, "argv", ["arrivals_sim", *options])
+    arrivals_simulation.main()
+    loads = json.loads(capsys.readouterr().out.splitlines()[-1])["loads"]
+    found = [(load["sessions"], load["streams"], load["failed"], load["continuity"]) for load in loads]
+    assert found == [(2, 4, 0, 1.0), (3, 6, 0, 1.0)]
+    assert all(load["audio_s_per_s"] > 0 for load in loads)
 
 
 def test_decode_call_ends_after_its_frames_and_its_time(tmp_path: Path) -> None:
