@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from engine.api import ClonedVoice, EngineStats, ReferenceAudio, SpeechRequest
+from engine.api import ClonedVoice, EngineStats, ReferenceAudio
 from engine.errors import EngineDead, EngineOverloaded
 from engine.ipc import (
     CancelRequest,
@@ -177,7 +177,7 @@ class EngineLoop:
             case CancelRequest(epoch):
                 self.engine.requests.cancel(epoch)
             case PrefetchVoice(voice):
-                self.engine.prefetch(SpeechRequest(request_id="prefetch", voice=voice))
+                self.engine.prefetch(voice)
 
     def _flush(self) -> None:
         events, self.engine.requests.events = self.engine.requests.events, []

@@ -12,7 +12,7 @@ tagged with the epoch of their request.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 
@@ -114,6 +114,8 @@ class Engine:
         self.hand_over: Callable[[], None] = lambda: None
         # Called within a step, before its rows are chosen and between its two stages: commands can be carried out.
         self.read_commands: Callable[[], None] = lambda: None
+        # Of built-in voices, by lower-case name.
+        self._prefix_keys: dict[str, Hashable] = {}
         # The batch in flight, and the time since it was run.
         self._flown: tuple[StepBatch, float] | None = None
         # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
@@ -125,14 +127,19 @@ class Engine:
             torch.cuda.set_device(self.runner.device)
 
     @torch.inference_mode()
-    def prefetch(self, spec: SpeechRequest) -> None:
+    def prefetch(self, voice: str) -> None:
         """Compute the voice's prefix ahead of its first request; without effect when blocks are short."""
+        name = voice.lower()
+        if self.prefixes.num_positions(self._prefix_keys.get(name)):
+            return
         self.choose_device()
         try:
+            spec = SpeechRequest(request_id="prefetch", voice=voice)
             request = self.requests.new_request(spec, epoch=-1, seed=0)
             inputs = self.model.next_input(request.row)
         except Exception:  # the requests for this voice report it
             return
+        self._prefix_keys[name] = request.prefix_key
         if request.prefix_key is None or self.prefixes.num_positions(request.prefix_key):
             return
         if isinstance(inputs, AwaitText) or not self.scheduler.allocate_or_preempt(request, len(inputs.inputs)):

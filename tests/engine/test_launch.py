@@ -159,7 +159,7 @@ async def test_a_loop_without_work_takes_no_steps(engine: EngineClient) -> None:
 
 
 async def test_prefixes_of_known_voices_are_computed_ahead(engine: EngineClient, switch: Switch) -> None:
-    switch.made[0].prefetch(request(voice="nobody"))  # as if the model were to refuse what the client let through
+    switch.made[0].prefetch("nobody")  # as if the model were to refuse what the client let through
     engine.prefetch_voices(["ADA", "nobody", "bo"])
     heard = await listen(engine.submit(request()))
     assert heard.end.reason is not FinishReason.ERROR

@@ -24,6 +24,7 @@ from engine.api import (
 )
 from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
+from engine.runtime.request import Request
 from engine.runtime.runner import GraphRunner, Result, StepTimings
 from tests.engine.engine_harness import EngineHarness, check_takeover
 from tests.engine.families import write_with_voice
@@ -108,12 +109,27 @@ def test_prefix_computed_ahead_delays_no_running_row(tiny_folder: Path) -> None:
             bench.step()
             bench.step()
             if prefetched:
-                bench.engine.prefetch(SpeechRequest(request_id="prefetch", voice=voice.name))
+                bench.engine.prefetch(voice.name)
         bench.run()
         bench.check_idle()
         benches.append(bench)
     assert len(benches[1].engine.prefixes) > len(benches[0].engine.prefixes)
     check_same(benches[1], benches[0])
+
+
+def test_prefix_that_is_known_is_not_prepared_again(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, prepared = make_bench(tiny_folder, True, max_cached_prefixes=1), list[object]()
+    engine, new_request = bench.engine, bench.engine.requests.new_request
+
+    def new_request_noted(spec: SpeechRequest, epoch: int, seed: int) -> Request:
+        prepared.append(spec.voice)
+        return new_request(spec, epoch, seed)
+
+    monkeypatch.setattr(engine.requests, "new_request", new_request_noted)
+    first, second = (voice.name for voice in engine.model.voices[:2])
+    for voice in (first, first.upper(), second, first):
+        engine.prefetch(voice)
+    assert prepared == [first, second, first], "the second one took the place of the first"
 
 
 def step_with(bench: EngineHarness, command: Callable[[], None]) -> None:
