@@ -174,7 +174,7 @@ class CallDecoding:
 
     def precedes(self, batch: StepBatch | None) -> bool:
         """Return whether a listener waits for its first chunk, and the next batch can wait for it: it is small, and
-        nobody in it waits for a first frame."""
+        none of its rows waits for a first frame."""
         calls = self.stage.calls
         if not calls or batch is None or calls[0].slack_s > MIN_BURST_SLACK_S or len(batch) > self.max_rows_behind:
             return False
