@@ -13,7 +13,6 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.models.base import DecodedAudio, DecodeStage
-from engine.program.decode_executor import CudaStreamExecutor
 from engine.runtime.admission import DEADLINE_S
 from engine.runtime.call_planner import CALL_FRAMES, DECODE_BATCHING_SLACK_S
 from engine.runtime.codec_runners import GraphCodec
@@ -60,7 +59,7 @@ class RoundDecoding:
             except Exception as error:
                 self.host.requests.fail(request, error)
 
-    def emit_completed(self, batch: StepBatch | None = None) -> int:
+    def emit_completed(self) -> int:
         """Nothing is in flight between steps."""
         return 0
 
@@ -128,9 +127,6 @@ class CallDecoding:
 
     def __init__(self, stage: CodecStage, codec: GraphCodec, host: DecodingHost) -> None:
         self.stage, self.codec, self.host = stage, codec, host
-        # A thread of the CPU takes far longer for a call than the host for a launch.
-        is_quick = isinstance(codec.lane, CudaStreamExecutor)
-        self.max_rows_behind = host.config.max_rows_behind_first_chunk if is_quick else 0
 
     @property
     def graph_keys(self) -> Sequence[GraphKey]:
@@ -143,12 +139,12 @@ class CallDecoding:
 
     def decode(self, batch: StepBatch) -> int:
         """Launch what is due after this batch, and emit the calls of the step before; returns the number of chunks."""
-        num_chunks, num_old = self.emit_completed(), len(self.stage.calls)
+        num_old = len(self.stage.calls)
         sampled = [work.request.slot for work in batch.items if work.sample]
         self.stage.speculate([slot for slot in sampled if slot is not None])
         self.launch()
         size = 1 if self.host.config.emit_per_decode_call else max(1, num_old)
-        return num_chunks + sum(self.emit_calls(min(size, num_old - start)) for start in range(0, num_old, size))
+        return sum(self.emit_calls(min(size, num_old - start)) for start in range(0, num_old, size))
 
     def launch(self) -> None:
         start = time.perf_counter()
@@ -163,22 +159,12 @@ class CallDecoding:
         self.stage.launch(slack, wanted)
         self.host.times.launch_s += time.perf_counter() - start
 
-    def emit_completed(self, batch: StepBatch | None = None) -> int:
-        """Emit what has been decoded by now. The first calls are those of listeners who run dry first.
-
-        ``batch`` is the next one, which a first chunk may precede."""
+    def emit_completed(self) -> int:
+        """Emit what has been decoded by now. The first calls are those of listeners who run dry first."""
         num_chunks = 0
-        while self.host.config.emit_per_decode_call and (self.stage.is_done or self.precedes(batch)):
+        while self.host.config.emit_per_decode_call and self.stage.is_done:
             num_chunks += self.emit_calls(1)
         return num_chunks
-
-    def precedes(self, batch: StepBatch | None) -> bool:
-        """Return whether a listener waits for its first chunk, and the next batch can wait for it: it is small, and
-        none of its rows waits for a first frame."""
-        calls = self.stage.calls
-        if not calls or batch is None or calls[0].slack_s > MIN_BURST_SLACK_S or len(batch) > self.max_rows_behind:
-            return False
-        return all(work.request.num_frames for work in batch.items)
 
     def emit_calls(self, num_calls: int) -> int:
         """Emit the oldest calls, and hand them over at once if a listener of the first one is about to run dry."""

@@ -171,7 +171,7 @@ class Engine:
         batch = self.scheduler.schedule(scheduled_s)
         batch.record_sampling(scheduled_s)
         self.requests.process_scheduled()
-        num_chunks += self.decoding.emit_completed(batch)
+        num_chunks += self.decoding.emit_completed()
         run_s = self.requests.clock()
         self.process_results(self.runner.run(batch, self.times))
         talker_s = self.requests.clock() - start

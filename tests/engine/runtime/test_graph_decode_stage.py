@@ -120,38 +120,6 @@ def test_waiting_for_calls_makes_steps_deterministic(settings: dict[str, Any]) -
     (calls, rows), *others = (
         spoken(passes, **settings) for passes in (lambda: True, lambda: False, lambda: chance.random() < 0.5)
     )
-    assert all(other_calls == calls for other_calls, _ in others) == (settings is TIMELESS)
+    assert all((other_calls == calls) == (settings is TIMELESS) for other_calls, _ in others)
     if settings is TIMELESS:
         assert all(np.array_equal(one, other) for _, found in others for one, other in zip(rows, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("settings", "has_newcomer", "expected"),
-    [
-        ({}, False, ["chunk", "frame"]),
-        ({"max_rows_behind_first_chunk": 0}, False, ["frame", "chunk"]),
-        ({}, True, ["frame", "chunk"]),
-        ({"decode_device": "cpu"}, False, ["frame", "chunk"]),
-    ],
-)
-def test_small_step_without_newcomers_waits_for_a_first_chunk(
-    settings: dict[str, Any], has_newcomer: bool, expected: list[str]
-) -> None:
-    bench = bench_of(CPU, torch.float32, lazy_graph_capture=True, **settings)
-    keep_busy(bench, lambda: False)
-    spec: dict[str, Any] = dict(text="the lazy dog", text_closed=True)
-    bench.submit(**spec)
-    bench.run()
-    order: list[str] = []
-    launch = bench.engine.runner.launch_frame  # type: ignore[attr-defined]
-    bench.engine.runner.launch_frame = lambda rows: (order.append("frame"), launch(rows))  # type: ignore[attr-defined]
-    bench.engine.hand_over = lambda: order.append("chunk")
-    bench.submit(**spec)
-    bench.step()
-    assert order == ["frame"]
-    order.clear()
-    if has_newcomer:
-        bench.submit(**spec)
-    bench.step()
-    bench.engine.close()
-    assert order == expected
