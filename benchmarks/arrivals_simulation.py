@@ -24,10 +24,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import host_overhead, random_model
 from benchmarks.gpu import NO_END, SimulatedListener, report, setting
 from benchmarks.gpu_stages import numbers
-from benchmarks.load_simulation import SAMPLE_RATE, SimulatedDevice, make_engine
+from benchmarks.load_simulation import SAMPLE_RATE, SimulatedDevice, make_engine, write_model
 from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
 from engine.runtime.engine import Engine
 from realtime.bench.plan import CORPUS, endless, first_word_is_final_at, pieces, read_corpus
@@ -120,9 +119,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found, epochs, texts = [], itertools.count(1), endless(read_corpus(CORPUS), 0)
     with tempfile.TemporaryDirectory() as room:
-        random_model.SHAPES["small"] = host_overhead.SMALL
-        folder = random_model.write(Path(room), "small", torch.device("cpu"))
-        engine, device = make_engine(folder, MAX_SESSIONS, args)
+        engine, device = make_engine(write_model(Path(room)), MAX_SESSIONS, args)
         for size in args.batch:
             found.append(ArrivalsSimulation(engine, device, epochs, texts, args).run(size))
             print(json.dumps(found[-1]), flush=True)

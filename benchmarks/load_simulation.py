@@ -238,6 +238,12 @@ class LoadSimulation:
                     self.listeners.append(SimulatedListener(now_s + self.args.pause_ms / 1000))
 
 
+def write_model(folder: Path) -> Path:
+    """Write small random weights with the tokenizer of a released shape."""
+    random_model.SHAPES["small"] = host_overhead.SMALL | {"text_vocab": random_model.RELEASED["text_vocab"]}
+    return random_model.write(folder, "small", torch.device("cpu"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=numbers, default=[1000, 1400, 1600])
@@ -255,8 +261,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = []
     with tempfile.TemporaryDirectory() as room:
-        random_model.SHAPES["small"] = host_overhead.SMALL | {"text_vocab": random_model.RELEASED["text_vocab"]}
-        folder = random_model.write(Path(room), "small", torch.device("cpu"))
+        folder = write_model(Path(room))
         for size in args.batch:
             found.append(LoadSimulation(*make_engine(folder, size, args), size, args).run())
             print(json.dumps(found[-1]), flush=True)
