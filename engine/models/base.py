@@ -285,7 +285,8 @@ class DecodeStage(Protocol):
         ...
 
     def makes_first_chunk(self, slot: int) -> bool:
-        """Return whether the slot's first sound is on its way: it needs no more frames, and a device of its own."""
+        """Return whether the slot's first sound is on its way: it needs no more frames, and other work on the device
+        would only make it late."""
         ...
 
     @property

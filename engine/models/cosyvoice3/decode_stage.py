@@ -178,8 +178,11 @@ class CosyDecodeStage:
         return row.num_fed - row.num_left
 
     def makes_first_chunk(self, slot: int) -> bool:
+        """What its blocks hold of the prompt, and what the vocoder withholds, is no sound."""
         row = self.streams[slot]
-        return row.num_left == 0 and (bool(row.cells) or self.flights.holds(row))
+        num_own = row.num_opened * self.shape.tokens - len(row.prompt.tokens)
+        will_sound = num_own * self.shape.ratio > WITHHELD_FRAMES
+        return row.num_left == 0 and will_sound and (bool(row.cells) or self.flights.holds(row))
 
     @property
     def busy(self) -> bool:

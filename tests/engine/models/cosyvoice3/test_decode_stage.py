@@ -148,19 +148,26 @@ def test_the_comparison_sees_a_block_that_lost_its_past(monkeypatch: pytest.Monk
     assert (said(wrong, other) - said(chunks, slot)).abs().max() > 10 * SAME
 
 
-def test_first_chunk_is_under_way_from_its_block_to_its_sound() -> None:
-    stage = stage_of(ode_steps_per_engine_step=1)
-    slot, other = start(stage), start(stage)
-    for token in tokens_of(BLOCK_TOKENS + AHEAD):
-        assert not stage.makes_first_chunk(slot)
-        stage.feed(slot, [token])
-    heard: list[DecodedAudio] = []
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("name", VOICES)
+def test_first_chunk_is_under_way_from_its_block_to_its_sound(name: str, is_shared: bool) -> None:
+    """A block of the prompt alone makes no sound, nor one whose sound the vocoder withholds."""
+    stage = stage_of(num_pages=40 if is_shared else 8, reserved_blocks=4, ode_steps_per_engine_step=1)
+    other, slot = start(stage), start(stage, name)
+    assert not (stage.streams[slot].prompt.num_blocks and not is_shared), "no page is left for a prompt"
+    tokens, heard = iter(tokens_of(40)), list[DecodedAudio]()
     while not heard:
-        heard = stage.step({})
-        assert stage.makes_first_chunk(slot) == (not heard)
-        assert not stage.makes_first_chunk(other)
-    for token in tokens_of(BLOCK_TOKENS):
-        stage.feed(slot, [token])
+        stage.feed(slot, [next(tokens)])
+        assert not stage.makes_first_chunk(slot)
+        stage.step({})
+        is_under_way = stage.makes_first_chunk(slot)
+        while stage.busy:
+            heard += stage.step({})
+            assert stage.makes_first_chunk(slot) == (is_under_way and not heard)
+            assert not stage.makes_first_chunk(other)
+        assert bool(heard) == is_under_way
+    for _ in range(BLOCK_TOKENS):
+        stage.feed(slot, [next(tokens)])
     stage.step({})
     assert stage.streams[slot].cells
     assert not stage.makes_first_chunk(slot), "it was heard"
