@@ -53,7 +53,7 @@ class ArrivalsSimulation:
     def run(self, size: int) -> dict[str, Any]:
         for number in range(size):
             self.begin_reply(self.start_s + number / self.args.arrivals, self.args.responses)
-        self.engine.hand_over, self.engine.read_commands = self.hand_over, self.carry_out_due
+        self.engine.hand_over, self.engine.read_command = self.hand_over, self.carry_out_next
         while True:
             if self.engine.has_work or self.is_due:
                 self.engine.step()
@@ -79,9 +79,11 @@ class ArrivalsSimulation:
     def is_due(self) -> bool:
         return bool(self._due) and self._due[0][0] <= self.device.clock()
 
-    def carry_out_due(self) -> None:
-        while self.is_due:
-            heapq.heappop(self._due)[-1]()
+    def carry_out_next(self) -> bool:
+        if not self.is_due:
+            return False
+        heapq.heappop(self._due)[-1]()
+        return True
 
     def sleep(self) -> bool:
         """Advance to the next command or runnable row; False if there is none."""

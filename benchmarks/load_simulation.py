@@ -187,7 +187,7 @@ class LoadSimulation:
 
     def run(self) -> dict[str, Any]:
         engine = self.engine
-        engine.hand_over, engine.read_commands = self.hand_over, self.submit_due
+        engine.hand_over, engine.read_command = self.hand_over, self.submit_next
         while True:
             if engine.has_work or self.is_due:
                 engine.step()
@@ -210,9 +210,11 @@ class LoadSimulation:
         comes = self.listeners[self.num_come : self.num_come + 1]
         return any(one.asked_s <= self.device.clock() for one in comes)
 
-    def submit_due(self) -> None:
-        while self.is_due:
-            self.submit()
+    def submit_next(self) -> bool:
+        if not self.is_due:
+            return False
+        self.submit()
+        return True
 
     def submit(self) -> None:
         number = self.num_come

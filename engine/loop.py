@@ -78,7 +78,7 @@ class EngineLoop:
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
-        # What is sent now is read behind the wait for the device, or after the step.
+        # What is sent now is read while the step waits for the device, behind that wait, or in the next step.
         self.is_stepping = False
         self._thread = threading.Thread(target=self._run, name="voicewire-engine", daemon=True)
 
@@ -116,7 +116,7 @@ class EngineLoop:
             self._made.set_exception(error)
             return
         self.engine.hand_over = self._flush
-        self.engine.read_commands = self._process_commands
+        self.engine.read_command = self._process_next_command
         self._made.set_result(None)
         try:
             while self._wait_for_work():
@@ -149,14 +149,17 @@ class EngineLoop:
                     return False
         return True
 
-    def _process_commands(self) -> None:
-        while self._commands:
-            command = self._commands.popleft()
-            try:
-                self._process_command(command)
-            except Exception as error:
-                log.exception("engine command failed: %s", type(command).__name__)
-                self._fail(command, error)
+    def _process_next_command(self) -> bool:
+        """Carry out a command. Returns False if there is none."""
+        if not self._commands:
+            return False
+        command = self._commands.popleft()
+        try:
+            self._process_command(command)
+        except Exception as error:
+            log.exception("engine command failed: %s", type(command).__name__)
+            self._fail(command, error)
+        return True
 
     def _fail(self, command: Command, error: Exception) -> None:
         """A bad command costs the request it speaks of, and no other."""

@@ -1,6 +1,6 @@
 """The continuous-batching loop body: collect, schedule, run, decode, emit, retire.
 
-    collect frame n-1 | read commands | schedule n | run frame n | decode | hand over
+    read commands | collect frame n-1 | read commands | schedule n | run frame n | decode | hand over
 
 A runner over graphs works ahead: it is given frame n, and over a ring the stage its decoding, before the host has seen
 frame n, so that scheduling, text and hand-over run beside the device. An eager runner returns frame n at once.
@@ -112,8 +112,9 @@ class Engine:
             self.decoding = RoundDecoding(stage, self)
         # Called within a step when there are events with audio that is due; the engine's loop takes them.
         self.hand_over: Callable[[], None] = lambda: None
-        # Called within a step, before its rows are chosen and between its two stages: commands can be carried out.
-        self.read_commands: Callable[[], None] = lambda: None
+        # Called within a step, until it is False: carries out one command, if one is there. It is read beside the
+        # device, before the rows are chosen, and between small rounds of decoding.
+        self.read_command: Callable[[], bool] = lambda: False
         # Of built-in voices, by lower-case name.
         self._prefix_keys: dict[str, Hashable] = {}
         # The batch in flight, and the time since it was run.
@@ -157,7 +158,8 @@ class Engine:
         """One round over every request that can run."""
         start = self.requests.clock()
         self.choose_device()
-        start += self.read_beside_device() if self.config.commands_beside_device else 0.0
+        if self.config.commands_beside_device:
+            self.read_beside_device()
         results = list(self.runner.collect(self.times))
         self.record_flown(self.requests.clock() - start)
         self.process_results(results)
@@ -187,14 +189,16 @@ class Engine:
             self.record_talker(batch, talker_s)
         self.record_step(batch, end - start)
 
-    def read_beside_device(self) -> float:
-        """Read commands while the device computes the frame in flight. Returns the time of that which is not the
-        step's: none if the device is not done yet."""
-        if not self.runner.in_flight:
-            return 0.0
-        start = self.requests.clock()
-        self.read_commands()
-        return self.requests.clock() - start if self.runner.is_done else 0.0
+    def read_commands(self) -> None:
+        """Carry out all commands that are there."""
+        while self.read_command():
+            pass
+
+    def read_beside_device(self) -> None:
+        """Carry out commands until the device is done with the frame in flight: the step takes that long anyway, and
+        what is done is not kept waiting."""
+        while not self.runner.is_done and self.read_command():
+            pass
 
     def process_results(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""

@@ -132,10 +132,20 @@ def test_prefix_that_is_known_is_not_prepared_again(tiny_folder: Path, monkeypat
     assert prepared == [first, second, first], "the second one took the place of the first"
 
 
+def reader_of(commands: list[Callable[[], object]]) -> Callable[[], bool]:
+    def read_command() -> bool:
+        if not commands:
+            return False
+        commands.pop(0)()
+        return True
+
+    return read_command
+
+
 def step_with(bench: EngineHarness, command: Callable[[], None]) -> None:
     """Carry out a command within a step, as one that came while the host waited for the device."""
-    commands = [command]
-    bench.engine.read_commands = lambda: commands.pop()() if commands else None
+    commands: list[Callable[[], object]] = [command]
+    bench.engine.read_command = reader_of(commands)
     bench.step()
     assert not commands
 
@@ -193,42 +203,47 @@ def test_rows_that_come_and_go_equal_the_plain_engine(tiny_folder: Path, seed: i
 
 
 def test_request_during_the_wait_for_a_frame_is_in_the_next(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, late = make_bench(tiny_folder, True), list[str]()
+    bench, late = make_bench(tiny_folder, True), list[Callable[[], object]]()
     first = bench.submit(text=TEXT, text_closed=True)
     bench.step()
     collect = bench.engine.runner.collect
 
     def wait(times: StepTimings) -> list[Result]:
         results = collect(times)
-        late.append(TEXT)
+        late.append(partial(bench.submit, text=TEXT, text_closed=True))
         return results
 
     monkeypatch.setattr(bench.engine.runner, "collect", wait)
-    bench.engine.read_commands = lambda: late and bench.submit(text=late.pop(), text_closed=True)
+    bench.engine.read_command = reader_of(late)
     bench.step()
     assert bench.admitted == [first, first + 1]
 
 
 @pytest.mark.parametrize("is_beside", [True, False])
-def test_commands_are_read_beside_a_frame_in_flight(tiny_folder: Path, is_beside: bool) -> None:
-    bench = bench_with_a_frame_in_flight(tiny_folder, commands_beside_device=is_beside)
-    found: list[bool] = []
-    bench.engine.read_commands = lambda: found.append(bench.engine.runner.in_flight)
-    bench.step()
-    assert found == ([True, False] if is_beside else [False])
-
-
-@pytest.mark.parametrize("is_done", [True, False])
-def test_commands_take_time_of_a_step_that_waits_for_the_device_anyway(
-    tiny_folder: Path, is_done: bool, monkeypatch: pytest.MonkeyPatch
+def test_commands_are_read_beside_a_frame_in_flight_until_it_is_done(
+    tiny_folder: Path, is_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, clock = bench_with_a_frame_in_flight(tiny_folder), [0.0]
-    engine = bench.engine
+    """Each takes a second, and the frame two: what is done by then leaves before the others are read."""
+    bench = bench_with_a_frame_in_flight(tiny_folder, commands_beside_device=is_beside)
+    engine, clock, found = bench.engine, [0.0], list[str]()
     monkeypatch.setattr(engine.requests, "clock", lambda: clock[0])
-    monkeypatch.setattr(GraphRunner, "is_done", is_done)
-    engine.read_commands = lambda: clock.append(clock.pop() + (100.0 if engine.runner.in_flight else 7.0))
+    monkeypatch.setattr(GraphRunner, "is_done", property(lambda runner: clock[0] >= 2.0))
+    emit_completed = engine.decoding.emit_completed
+
+    def emit_noted() -> int:
+        found.append("emit")
+        return emit_completed()
+
+    def command() -> None:
+        found.append("command")
+        clock[0] += 1.0
+
+    monkeypatch.setattr(engine.decoding, "emit_completed", emit_noted)
+    engine.read_command = reader_of([command] * 5)
     bench.step()
-    assert engine.times.last_s == (0.0 if is_done else 100.0)
+    num_beside = 2 if is_beside else 0
+    assert found == ["command"] * num_beside + ["emit"] + ["command"] * (5 - num_beside) + ["emit"]
+    assert engine.times.last_s == num_beside, "the time that the frame takes anyway, and no more"
 
 
 def bench_with_a_frame_in_flight(folder: Path, **settings: Any) -> EngineHarness:

@@ -114,7 +114,7 @@ def test_time_of_each_batch_is_learned_once_and_with_its_own_positions(
 
     monkeypatch.setattr(engine.runner, "collect", wait)
     monkeypatch.setattr(engine.runner, "run", run_noted)
-    engine.read_commands = lambda: clock.append(clock.pop() + 100.0)
+    monkeypatch.setattr(engine, "read_commands", lambda: clock.append(clock.pop() + 100.0))
     bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=1))
     bench.run()
     assert sum(positions) > 0
