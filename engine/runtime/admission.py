@@ -194,6 +194,10 @@ class FairShares:
         ]
         return [request for *_, request in sorted(ranked)]
 
+    def clear(self) -> None:
+        """Forget what groups were given: no burst request is left."""
+        self._num_scheduled.clear()
+
     def record(self, requests: Iterable[Request]) -> None:
         """Count burst rows that were scheduled."""
         for request in requests:

@@ -220,6 +220,8 @@ class Scheduler:
         self.num_slots_of[request.share_key] += by
         if not self.num_slots_of[request.share_key]:
             del self.num_slots_of[request.share_key]
+        if not self.num_burst_slots:
+            self.shares.clear()
 
     @property
     def num_lacking_blocks(self) -> int:

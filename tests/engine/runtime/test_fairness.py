@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.api import EngineOverloaded, ResumePoint, SamplingParams, SpeechRequest
@@ -305,6 +306,23 @@ def test_shares_of_a_new_group_begin_where_the_others_are() -> None:
         shares.record([first])
         taken[first.spec.group] += 1
     assert taken == {"a": 10, "b": 10, "c": 10}
+
+
+def test_groups_that_come_again_begin_as_equals() -> None:
+    """One was given three times as much before: it asked for more, and nobody else wanted it."""
+    bench = shaped_recorder(QwenChecksumFamily(), max_running_requests=8, max_batch_size=4)
+    for group in "aaac":
+        bench.submit(text="abc", text_closed=True, group=group)
+    bench.run()
+    scheduler = bench.engine.scheduler
+    scheduler.config = msgspec.structs.replace(scheduler.config, max_batch_size=1)
+    for group in "ac":
+        bench.submit(text="abcdefgh" * 3, text_closed=True, group=group)
+    bench.keep_batches = True
+    while len(bench.batches) < 12:
+        bench.step()
+    taken = Counter(work.request.spec.group for batch in bench.batches for work in batch.items)
+    assert taken == {"a": 6, "c": 6}
 
 
 def test_burst_row_without_blocks_is_still_decoded(tiny_folder: Path) -> None:
