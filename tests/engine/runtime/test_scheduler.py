@@ -51,7 +51,7 @@ def run_until_heard(bench: EngineHarness, epoch: int, num_samples: int = 1) -> N
 
 
 def start_first_chunks(**settings: Any) -> tuple[EngineHarness, list[int]]:
-    """Two requests whose first chunks are being made, and nobody else."""
+    """Two requests, the only ones, whose first chunks are being made."""
     bench = recorder(CosyVoiceChecksumFamily(), **settings)
     rows = [speak(bench) for _ in range(2)]
     bench.step()
@@ -225,6 +225,17 @@ def test_burst_does_not_wait(shape: ChecksumFamily) -> None:
     bench.run()
     assert bench.now_s == started_s
     check_says(shape, bench.heard[row], LONG)
+
+
+def test_burst_rows_leave_room_some_time_after_paced_rows_that_ran_alone(shape: ChecksumFamily) -> None:
+    bench = recorder(shape)
+    speak(bench, lead_ms=500)
+    bench.run()
+    speak(bench, lead_ms=None)
+    for wait_s, spares_paced in ((scheduler.PACED_MEMORY_S - 1, True), (2, False)):
+        bench.now_s += wait_s
+        bench.step()
+        assert bench.engine.scheduler.spares_paced == spares_paced
 
 
 # -- parking -----------------------------------------------------------------------------------------------------

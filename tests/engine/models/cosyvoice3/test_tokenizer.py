@@ -68,6 +68,13 @@ def test_the_usual_instruction(tokenizer: CosyTokenizer) -> None:
     assert given_one == [*tokenizer.encode(f"{ASSISTANT} 请用广东话表达。"), tokenizer.end_of_prompt]
 
 
+def test_an_instruction_that_is_known_has_the_same_ids(tokenizer: CosyTokenizer) -> None:
+    instructs = ["", "请用广东话表达。", "Speak up."]
+    first = [list(tokenizer.instruct_ids(instruct)) for instruct in instructs]
+    assert len({tuple(ids) for ids in first}) == 3
+    assert [tokenizer.instruct_ids(instruct) for instruct in instructs] == first
+
+
 @given(text=TEXTS, data=st.data())
 def test_any_cutting_is_the_whole_text(tokenizer: CosyTokenizer, text: str, data: st.DataObject) -> None:
     text = text.encode("utf-8", "replace").decode()
