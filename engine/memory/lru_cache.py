@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 from engine.api import ClonedVoice
 
 Value = TypeVar("Value")
+# Of up to half a megabyte each.
+MAX_KNOWN_VOICES = 32
 
 
 class LruCache(Generic[Value]):
@@ -40,12 +42,14 @@ class VoiceCache(ABC, Generic[Value]):
 
     def __init__(self, max_voices: int) -> None:
         self._voices: LruCache[Value] = LruCache(max_voices)
+        # Comparing with voices before, whole as they came, takes a quarter of the time of the digest.
+        self._key_of = lru_cache(maxsize=min(max_voices, MAX_KNOWN_VOICES))(voice_key)
 
     def __len__(self) -> int:
         return len(self._voices)
 
     def get(self, voice: ClonedVoice) -> Value:
-        key = voice_key(voice)
+        key = self._key_of(voice)
         prepared = self._voices.get(key)
         if prepared is None:
             prepared = self.prepare(key, voice)
@@ -58,15 +62,9 @@ class VoiceCache(ABC, Generic[Value]):
 
 def voice_key(voice: ClonedVoice) -> bytes:
     """Names a voice by what it holds."""
-    transcript = voice.transcript.encode("utf-8", "surrogatepass") if voice.codes else b""
-    return digest_of(voice.embedding, voice.codes, voice.mel, transcript)
-
-
-# Comparing with the bytes of a voice before takes a quarter of the time of the digest.
-@lru_cache(maxsize=32)
-def digest_of(*parts: bytes) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
+    transcript = voice.transcript.encode("utf-8", "surrogatepass") if voice.codes else b""
+    for part in (voice.embedding, voice.codes, voice.mel, transcript):
         digest.update(len(part).to_bytes(8, "big"))
         digest.update(part)
     return digest.digest()

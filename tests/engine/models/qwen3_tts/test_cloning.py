@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api import ClonedVoice, SamplingParams, SpeechRequest, TextLayout
+from engine.memory import lru_cache
 from engine.memory.lru_cache import voice_key
 from engine.models.base import AwaitText, TalkerInputs, TokenQueue
 from engine.models.qwen3_tts.load import load_model
@@ -171,6 +172,20 @@ def test_the_shelf_keeps_the_voices_that_were_used_last() -> None:
     assert (len(shelf), len(encoded)) == (2, 3)
     shelf.get(two)
     assert len(encoded) == 4
+
+
+def test_a_voice_before_is_not_digested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    digested: list[ClonedVoice] = []
+
+    def key_noted(cloned: ClonedVoice) -> bytes:
+        digested.append(cloned)
+        return voice_key(cloned)
+
+    monkeypatch.setattr(lru_cache, "voice_key", key_noted)
+    shelf = QwenVoiceCache(BOOKS, torch.float32, torch.device("cpu"), lambda text: [1], max_voices=1)
+    for number in (0, 0, 1, 1, 0):
+        shelf.get(voice(2, "t", number))
+    assert digested == [voice(2, "t", number) for number in (0, 1, 0)], "no more of them are kept than voices"
 
 
 @given(
