@@ -70,6 +70,7 @@ class QwenSequence(SequenceState):
     num_transcript_fed: int = 0
     num_codes: int = 1
     seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    owns_seen: bool = False
     seed: int = 0
     segment: int = 0
     code0: RowSamplingParams = RowSamplingParams(0.9, 50)
@@ -90,8 +91,8 @@ class QwenSequence(SequenceState):
 
     def record_frame(self, codes: Sequence[int]) -> None:
         """One more frame: its code 0 is penalized from now on, or as long as it is in the window."""
-        if not self.codes:
-            self.seen = self.seen.clone()
+        if not self.owns_seen:
+            self.seen, self.owns_seen = self.seen.clone(), True
         self.codes.append(codes)
         self.seen[codes[0]] = True
         window = self.repetition_window

@@ -202,6 +202,14 @@ def test_the_penalty_looks_back_on_the_window_alone(codes: list[int], window: in
     assert not unseen.any()  # other sequences have it, too
 
 
+def test_the_mask_of_other_sequences_stays_whoever_recorded_the_first_frame() -> None:
+    unseen = torch.zeros(8, dtype=torch.bool)
+    row = QwenSequence(text=TokenQueue(), num_codes=2, seen=unseen)
+    row.codes.add_bytes(np.array([3, 0], np.int16).tobytes())
+    row.record_frame([5, 0])
+    assert not unseen.any()
+
+
 @pytest.mark.parametrize(
     ("sampling", "greedy"),
     [
