@@ -97,8 +97,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watermark_blocks: int = 4
     # A row is preempted only for one whose deadline is this much earlier.
     preempt_margin_s: float = 1.0
-    # Maximum of prompt positions per step beside running rows; new requests beyond it wait a step. The default on CUDA:
-    # 320, for CosyVoice3 2,048 from 16 GB of free memory on.
+    # Maximum of prompt positions per step beside running rows; new requests beyond it wait a step. The default on CUDA
+    # without ``fixed_batch_rows``: 320 for Qwen3-TTS, and 2,048 for CosyVoice3 from 16 GB of free memory on.
     max_prefill_positions: int = 256
     # Maximum of cached voice prefixes.
     max_cached_prefixes: int = 64
@@ -130,8 +130,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool | None = None
     # Sample first frames from the states of their prefill; off runs the talker again, the slow reference.
     sample_from_prefill: bool = True
-    # Let the talker wait while all requests that could run, at most 32, wait for first chunks whose frames are there;
-    # off runs it beside them. No effect on Qwen3-TTS.
+    # Let the talker wait, with at most 32 running requests, while all that could run wait for first chunks whose frames
+    # are there; off runs it beside them. No effect on Qwen3-TTS.
     first_chunks_alone: bool = True
     # Maximum positions of a row in the block tables of the graphs.
     max_graph_positions: int = 5_120

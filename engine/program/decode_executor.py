@@ -70,7 +70,7 @@ class CudaStreamExecutor:
 
 
 def same_device_executor(ring: Tensor) -> CudaStreamExecutor:
-    """On their own device; frames give way to it."""
+    """On their own device. Its priority is that of work that is no graph, such as copies; graphs have their own."""
     return CudaStreamExecutor(ring, lambda: DeviceEvent(ring.device), priority=-1)
 
 
