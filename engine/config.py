@@ -140,6 +140,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Emit the audio of each decode call when it ends, if one of its listeners is about to run dry; off emits it with
     # the step.
     emit_per_decode_call: bool = True
+    # Give graphs priorities beside each other, as in docs/design/gpu.md; off captures all at the same.
+    graph_priorities: bool = True
     # Send first chunks from the engine's thread, as far as the socket takes them; off leaves all to the writing thread.
     send_first_chunks_at_once: bool = True
     # Reads of each gateway's commands per step; 0 reads them at once.

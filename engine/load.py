@@ -195,8 +195,8 @@ def build_engine(family: Family, config: EngineConfig, dtype: torch.dtype, devic
 
     def make_runner(kv: PagedKV, prefixes: PrefixCache) -> GraphRunner:
         program = family.make_frames(FrameContext(kv, config, ring))
-        priority, num_slots = 0 if family.codec is None else FRAME_PRIORITY, config.max_running_requests
-        runs = program.run_frame, program.run_prefill
+        priority = FRAME_PRIORITY if config.graph_priorities and family.codec is not None else 0
+        runs, num_slots = (program.run_frame, program.run_prefill), config.max_running_requests
         frames, prefills = (GraphSet(run, device, priority_of=lambda *key: priority) for run in runs)
         return GraphRunner(family.model, kv, prefixes, config, program, frames, prefills, num_slots)
 
@@ -260,8 +260,8 @@ def make_graph_stage(family: Family, config: EngineConfig, device: torch.device)
     ring = codec.new_ring(config, device)
     executor = create_decode_executor(ring, codec.device, config.decode_device is not None)
     program = codec.make_program(config, executor.ring)
-    graphs = GraphSet(program.run, codec.device, priority_of=decode_priority(config.max_batch_size))
-    num_slots = config.max_running_requests
+    priority_of = decode_priority(config.max_batch_size, config.graph_priorities)
+    graphs, num_slots = GraphSet(program.run, codec.device, priority_of=priority_of), config.max_running_requests
     runner = GraphCodec(program, graphs, executor, num_slots, config.max_cached_voices)
     return ring, CodecStage(runner, num_slots, family.audio.sample_rate, DECODE_BATCHING_SLACK_S)
 

@@ -19,9 +19,9 @@ URGENT_PRIORITY, FRAME_PRIORITY, GATHERED_PRIORITY = -2, -1, 0
 MAX_ROWS_OF_ONE_PRIORITY = 64
 
 
-def decode_priority(max_rows: int) -> Callable[[int, int], int]:
+def decode_priority(max_rows: int, enabled: bool = True) -> Callable[[int, int], int]:
     """Of calls beside steps of ``max_rows``, by rows and frames: slots that can wait gather several frames."""
-    urgent = URGENT_PRIORITY if max_rows > MAX_ROWS_OF_ONE_PRIORITY else GATHERED_PRIORITY
+    urgent = URGENT_PRIORITY if enabled and max_rows > MAX_ROWS_OF_ONE_PRIORITY else GATHERED_PRIORITY
     return lambda num_rows, num_frames: urgent if num_frames == 1 else GATHERED_PRIORITY
 
 

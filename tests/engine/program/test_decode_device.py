@@ -13,6 +13,8 @@ from engine.api import ClonedVoice, FinishReason, InvalidRequest, SamplingParams
 from engine.config import EngineConfig
 from engine.load import load_engine
 from engine.program.decode_executor import FRAME_PRIORITY, CpuThreadExecutor, decode_priority
+from engine.runtime.runner import GraphRunner
+from engine.runtime.workspace import call_groups
 from tests.engine.engine_harness import EngineHarness
 from tests.engine.runtime.graph_harness import codec_of
 from tests.engine.runtime.test_pipelined import SAMPLINGS, TEXT, check_same, make_bench, random_life
@@ -128,3 +130,22 @@ def test_with_many_rows_calls_of_one_frame_come_before_frames() -> None:
     few, many = decode_priority(64), decode_priority(65)
     assert few(8, 1) == few(8, 4)
     assert many(8, 1) < FRAME_PRIORITY < many(8, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "frame_priority", "groups"),
+    [
+        (dict(max_batch_size=65), FRAME_PRIORITY, [[8, 4, 2], [1]]),
+        (dict(max_batch_size=64), FRAME_PRIORITY, [[8, 4, 2, 1]]),
+        (dict(max_batch_size=65, graph_priorities=False), 0, [[8, 4, 2, 1]]),
+    ],
+)
+def test_calls_of_each_priority_have_memory_of_their_own(
+    tiny_folder: Path, settings: dict[str, Any], frame_priority: int, groups: list[list[int]]
+) -> None:
+    bench = make_bench(tiny_folder, True, **settings)
+    runner, codec = bench.engine.runner, codec_of(bench)
+    assert isinstance(runner, GraphRunner)
+    assert {graphs.priority_of(8) for graphs in (runner.frames, runner.prefills)} == {frame_priority}
+    calls: Any = call_groups(runner.program, codec, bench.engine.config)[2:]
+    assert [[run.args[1] for run in group] for group in calls] == groups
