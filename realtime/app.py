@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opentelemetry.trace import NoOpTracer
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -29,7 +30,7 @@ from realtime.quota_history import restore_day_counts
 from realtime.server import SpeechServer
 from realtime.session_relay import SessionRelay
 from realtime.signals import run_until_signal
-from realtime.tracing import TraceParents
+from realtime.tracing import SpanRecorder, TraceParents
 from realtime.transports.audiosocket import AudioSocketServer
 from realtime.transports.call_routes import call_routes
 from realtime.transports.dialect_routes import DialectEndpoint, dialect_routes
@@ -210,7 +211,9 @@ async def check_settings(config: ServerConfig, engine: SpeechEngine) -> None:
 
 
 def create_silent_server(server: SpeechServer) -> SpeechServer:
-    """A server of the same model and watermark that speaks silence, for this machine alone, and counts nothing.
+    """A server of the same model and watermark that speaks silence, for this machine alone.
+
+    It counts and traces nothing.
 
     Raises ``ConfigError``."""
     mark = server.watermark
@@ -223,6 +226,7 @@ def create_silent_server(server: SpeechServer) -> SpeechServer:
         voices=server.voices,
         lexicons=server.lexicons,
         metrics=NoServerMetrics(),
+        tracer=SpanRecorder(NoOpTracer()),
     )
 
 

@@ -75,6 +75,7 @@ class SpeechServer:
         voices: VoiceStore | None = None,
         lexicons: LexiconStore | None = None,
         metrics: ServerMetrics | None = None,
+        tracer: SpanRecorder | None = None,
     ) -> None:
         """``gateway`` is the number of this process among those of the server. Raises ``ConfigError``."""
         self.config = config
@@ -97,7 +98,7 @@ class SpeechServer:
         self.call_agent: VoiceAgent | None = None
         self.cloning = VoiceCloner(config, engine, self.tally)
         self.watermark = load_watermark(config.watermark)
-        self.tracer = SpanRecorder()
+        self.tracer = tracer or SpanRecorder()
         usage_file = config.log.usage_file  # its thread starts after all that raises
         self._usage_log = None if usage_file is None else UsageLog(Path(usage_file), self.metrics)
         self.registry = SessionRegistry(

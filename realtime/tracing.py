@@ -89,8 +89,9 @@ class UnixClock:
 class SpanRecorder:
     """Implements ``sessions.tracing.ResponseTracer`` with the tracer provider of the process, or one of its own."""
 
-    def __init__(self) -> None:
-        self.tracer = find_process_tracer()
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        """Without a ``tracer`` that of the process is used."""
+        self.tracer = find_process_tracer() if tracer is None else tracer
 
     def find_parent(self) -> Context:
         return context.get_current()
