@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from functools import partial
 
 import pytest
@@ -13,10 +15,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from engine.ipc import SubmitRequest
 from engine.silent import SilentEngine
-from realtime.app import create_silent_server
+from realtime.app import create_app, create_silent_server, serve
 from realtime.metrics import ServerMetrics
+from realtime.transports.listening_sockets import Ports
 from realtime.warm_up import NUM_REQUESTS, warm_up
-from tests.realtime.live_server import LiveServer, live_server
+from tests.fakes.engine import FakeSpeechEngine
+from tests.realtime.live_server import LiveServer, live_server, load_test_config
 
 
 async def warm(live: LiveServer) -> None:
@@ -62,6 +66,18 @@ async def test_warm_up_records_no_trace(monkeypatch: pytest.MonkeyPatch) -> None
         async with live.http() as http:
             await http.post("/v1/audio/speech", json={"input": "Hello.", "response_format": "pcm"})
     assert "reply" in [span.name for span in recorded.get_finished_spans()]
+
+
+async def test_server_is_ready_after_its_warm_up(spoken: list[str]) -> None:
+    num_spoken: list[int] = []
+
+    def on_ready(_: Ports) -> None:
+        num_spoken.append(len(spoken))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    config = load_test_config({"listen.port": 0, "limits.gc_freeze_on_start": False})
+    await serve(config, create_app(config, FakeSpeechEngine()), on_ready)
+    assert num_spoken == [NUM_REQUESTS]
 
 
 async def test_warm_up_that_is_refused_is_logged(
