@@ -9,7 +9,7 @@ import pytest
 
 from sessions.admission import LocalUsageCounters
 from sessions.errors import QuotaExceeded
-from sessions.events import ResponseStatus
+from sessions.events import ResponseAudio, ResponseStatus
 from sessions.quotas import (
     DAY_S,
     MINUTE_S,
@@ -21,8 +21,8 @@ from sessions.quotas import (
     quota_counter,
 )
 from sessions.registry import SessionRegistry
-from tests.fakes.engine import FakeSpeechEngine
-from tests.sessions.conftest import LIMITS, PACED, CountingMetrics, RecordingEngine, read
+from tests.fakes.engine import SAMPLE_RATE, FakeSpeechEngine
+from tests.sessions.conftest import LIMITS, PACED, CountingMetrics, RecordingEngine, ResponseRecord, read
 
 KEY = "ann"
 NOON_S = 20_000 * DAY_S + DAY_S // 2
@@ -168,6 +168,22 @@ async def test_audio_sent_is_charged_and_ends_later_responses(engine: RecordingE
     assert done.audio_ms > 1_000
     with pytest.raises(QuotaExceeded, match="max_audio_s_per_day is 1"):
         session.create_response(text="Eight.", text_closed=True)
+    await registry.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_audio_handed_over_before_a_cancel_counts(engine: RecordingEngine):
+    quotas = KeyQuotas(max_audio_s_per_day=1)
+    counts = WindowedCounts.in_memory(names_of(quotas))
+    registry = SessionRegistry(engine, LIMITS, tally=QuotaCounters(LocalUsageCounters(), counts))
+    session = registry.create(KEY, PACED, quotas=quotas)
+    response = session.create_response(text="One two three four five six seven.", text_closed=True)
+    audio, record = await anext(response), ResponseRecord()
+    assert isinstance(audio, ResponseAudio)
+    record.note(audio)
+    response.cancel()
+    assert [counts.total(name) for name, _ in names_of(quotas)] == [1000 * audio.num_samples // SAMPLE_RATE]
+    assert (await read(response, record)).done.first_audio_ms is not None
     await registry.aclose()
 
 
