@@ -46,6 +46,24 @@ def test_head_that_is_held_leaves_with_the_first_piece_of_the_body() -> None:
     assert [event.data for event in received[1:]] == [b"one", b"two"]
 
 
+async def test_head_of_speech_is_written_with_its_first_audio(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    send = ChunkLimitedConnection.send
+
+    def note(connection: ChunkLimitedConnection, event: object) -> object:
+        written.append(send(connection, event))
+        return written[-1]
+
+    monkeypatch.setattr(ChunkLimitedConnection, "send", note)
+    async with live_server() as live, live.http() as http:
+        spoken = {"input": "Hello.", "response_format": "pcm", "stream_format": "audio"}
+        assert (await http.post("/v1/audio/speech", json=spoken)).status_code == 200
+    first, *_ = filter(None, written)
+    head, _, audio = first.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert len(audio) > 100
+
+
 async def dial(live: LiveServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", live.port)
 
