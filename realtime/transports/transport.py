@@ -33,7 +33,8 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
     try:
         return await work
     except BaseException:
-        if leaving.done() and not leaving.cancelled() and task.uncancel() <= num_cancels:
+        has_left = leaving.done() and not leaving.cancelled() and leaving.exception() is None
+        if has_left and task.uncancel() <= num_cancels:
             raise client_disconnected() from None
         raise
     finally:

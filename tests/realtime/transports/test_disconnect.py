@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from engine.api import ClonedVoice, ReferenceAudio
+from realtime.transports.transport import ClientLeft, cancel_on_disconnect
 from sessions.audio.wav import wav_file
 from tests.realtime.live_server import LiveServer, cloning_engine, live_server, until
 from tests.sessions.audio.signals import tone
@@ -152,3 +155,40 @@ async def test_a_client_that_leaves_in_mid_request_is_no_error(
     await until(lambda: not live.uvicorn.config.http_connections)  # type: ignore[attr-defined]
     await until(lambda: live.speech.cloning.uploads.num_inside == 0)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_client_that_leaves_is_no_cancel_of_the_task() -> None:
+    async def leave() -> Message:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(ClientLeft):
+        await cancel_on_disconnect(Request({"type": "http"}, leave), asyncio.sleep(LONG_S))
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_cancel_while_the_client_leaves_remains_one() -> None:
+    async def leave() -> Message:
+        serving.cancel()
+        return {"type": "http.disconnect"}
+
+    work = cancel_on_disconnect(Request({"type": "http"}, leave), asyncio.sleep(LONG_S))
+    serving = asyncio.create_task(work)
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+
+
+async def test_connection_that_fails_hides_no_error_of_the_work() -> None:
+    failed = asyncio.Event()
+
+    async def fail() -> Message:
+        failed.set()
+        raise RuntimeError("of the connection")
+
+    async def work() -> None:
+        await failed.wait()
+        raise ValueError("of the work")
+
+    with pytest.raises(ValueError, match="of the work"):
+        await cancel_on_disconnect(Request({"type": "http"}, fail), work())
