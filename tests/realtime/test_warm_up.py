@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
+import socket
 from functools import partial
+from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -17,9 +21,11 @@ from engine.ipc import SubmitRequest
 from engine.silent import SilentEngine
 from realtime.app import create_app, create_silent_server, serve
 from realtime.metrics import ServerMetrics
+from realtime.server import SpeechServer
+from realtime.transports.listener import UvicornConfig
 from realtime.transports.listening_sockets import Ports
 from realtime.warm_up import NUM_REQUESTS, warm_up
-from tests.fakes.engine import FakeSpeechEngine
+from tests.fakes.engine import FAKE_INFO, FakeSpeechEngine
 from tests.realtime.live_server import LiveServer, live_server, load_test_config
 
 
@@ -87,3 +93,60 @@ async def test_warm_up_that_is_refused_is_logged(
     async with live_server() as live:
         await warm(live)
     assert [record.message for record in caplog.records] == ["warm-up failed"]
+
+
+async def test_warm_up_that_takes_too_long_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realtime.warm_up.TIMEOUT_S", 0.05)
+    speak = SilentEngine._speak
+
+    def speak_late(*given: Any) -> None:
+        asyncio.get_running_loop().call_later(0.1, speak, *given)
+
+    monkeypatch.setattr(SilentEngine, "_speak", speak_late)
+    async with live_server() as live:
+        await warm(live)
+    assert [(record.levelno, record.exc_info) for record in caplog.records] == [(logging.WARNING, None)]
+
+
+async def test_long_frames_are_read_to_their_end(spoken: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    second = msgspec.structs.replace(FAKE_INFO, frame_samples=FAKE_INFO.sample_rate)
+    async with live_server(FakeSpeechEngine(info=second)) as live:
+        await warm(live)
+    assert len(spoken) == NUM_REQUESTS
+    assert not caplog.records
+
+
+async def test_connection_of_another_process_is_closed(spoken: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, others = socket.create_connection, []
+
+    def connect_later(*given: Any) -> socket.socket:
+        others.append(connect(*given))
+        return connect(*given)
+
+    async with live_server() as live:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "create_connection", connect_later)
+            await warm(live)
+    [other] = others
+    with other:
+        assert other.recv(1) == b""
+    assert len(spoken) == NUM_REQUESTS
+
+
+async def test_server_of_a_warm_up_that_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[SpeechServer] = []
+    close = SpeechServer.aclose
+
+    async def note(server: SpeechServer) -> None:
+        closed.append(server)
+        await close(server)
+
+    async with live_server() as live:
+        silent = create_silent_server(live.speech)
+        with monkeypatch.context() as patch:
+            patch.setattr(SpeechServer, "aclose", note)
+            patch.setattr(UvicornConfig, "load", None)
+            await warm_up(lambda: silent)
+    assert closed == [silent]
