@@ -55,6 +55,13 @@ class SegmenterSettings:
     reads_phonemes: bool = False
 
 
+def _find_shortest(settings: SegmenterSettings) -> tuple[int, float]:
+    """Return the length and the share of tokens from which a segment may end. Settings may come in any order."""
+    lengths = (settings.sentence_end_after_chars, settings.clause_end_after_chars, settings.word_end_after_chars)
+    shares = (settings.clause_end_at_share, settings.word_end_at_share, settings.end_at_share)
+    return min(*lengths, settings.max_segment_chars), min(shares)
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentText:
     """More text of a segment; the first of an index begins it."""
@@ -89,9 +96,8 @@ class Segmenter:
     def __init__(self, settings: SegmenterSettings | None = None) -> None:
         self._settings = settings or SegmenterSettings()
         # A segment of fewer characters and fewer tenths of a token ends nowhere.
-        self._short_chars = self._settings.sentence_end_after_chars
-        max_tokens = self._settings.max_segment_tokens or _NO_LIMIT
-        self._short_tenths = int(TENTHS * max_tokens * self._settings.clause_end_at_share)
+        self._short_chars, shortest_share = _find_shortest(self._settings)
+        self._short_tenths = int(TENTHS * (self._settings.max_segment_tokens or _NO_LIMIT) * shortest_share)
         self._index = 0
         self._num_chars = 0
         self._token_tenths = 0

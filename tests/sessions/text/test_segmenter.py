@@ -80,6 +80,22 @@ def test_words_at_once_make_the_segments_of_characters_one_by_one(text: str, max
     assert segments([text], lengths) == segments(list(text), lengths)
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        SegmenterSettings(clause_end_after_chars=8),
+        SegmenterSettings(word_end_after_chars=8),
+        SegmenterSettings(max_segment_chars=8),
+        SegmenterSettings(max_segment_tokens=10, word_end_at_share=0.1),
+        SegmenterSettings(max_segment_tokens=10, end_at_share=0.1),
+    ],
+)
+def test_length_below_that_of_a_sentence_ends_a_segment(lengths: SegmenterSettings) -> None:
+    found = texts("One two, three four.", lengths)
+    assert "".join(found).replace(" ", "") == "Onetwo,threefour."
+    assert len(found[0]) <= len("One two, ")
+
+
 @settings(max_examples=120)
 @given(text=raw_texts)
 def test_nothing_but_white_space_between_segments_is_lost(text: str) -> None:
