@@ -11,9 +11,10 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -34,8 +35,10 @@ KEY_QUERIES = ("api_key", "access_token", "authorization", "single_use_token", "
 SCHEMES = ("bearer", "token")
 # Maximum of keys in a request.
 MAX_PRESENTED_KEYS = 8
-# Addresses and lists of header names that are remembered: clients on this machine send the same ones again.
-MAX_REMEMBERED = 64
+# Number and length of the addresses and lists of header names that are remembered: clients on this machine send the
+# same ones again.
+MAX_REMEMBERED, MAX_REMEMBERED_CHARS = 64, 1_024
+Found = TypeVar("Found")
 # Headers that proxies, load balancers and content networks add to what they pass on.
 PROXY_HEADER = re.compile(
     r"via|cdn-loop|x-scheme|x-varnish|x-nginx-proxy|x-cloud-trace-context|front-end-https"
@@ -238,11 +241,17 @@ def _subprotocol_keys(offered: Sequence[str]) -> Iterator[str]:
             yield name.removeprefix(prefix)
 
 
+def remember_short(find: Callable[[str], Found]) -> Callable[[str], Found]:
+    """Remember what is found for the latest texts; long ones, which clients may make up, would fill the memory."""
+    remembered = lru_cache(MAX_REMEMBERED)(find)
+    return lambda text: (remembered if len(text) <= MAX_REMEMBERED_CHARS else find)(text)
+
+
 def _require_loopback(request: HTTPConnection) -> None:
     """Let in what this machine itself asks for: no page of another site, no re-bound name, nothing forwarded."""
     if request.client is None or not _is_loopback(request.client.host):
         raise RequestRefused("not_loopback", NO_KEYS)
-    proxy_header = _find_proxy_header(tuple(request.headers.keys()))
+    proxy_header = _find_proxy_header("\n".join(request.headers.keys()))
     if proxy_header is not None:
         raise RequestRefused("not_loopback", f"{NO_KEYS}; {proxy_header} shows that this request was passed on")
     host = request.headers.get("host", "").lower()
@@ -253,9 +262,10 @@ def _require_loopback(request: HTTPConnection) -> None:
         raise RequestRefused("forbidden_origin", "pages of another origin may not use a server without API keys")
 
 
-@lru_cache(MAX_REMEMBERED)
-def _find_proxy_header(names: tuple[str, ...]) -> str | None:
-    return next(filter(PROXY_HEADER.fullmatch, names), None)
+@remember_short
+def _find_proxy_header(names: str) -> str | None:
+    """Return the first of the lines that names such a header."""
+    return next(filter(PROXY_HEADER.fullmatch, names.split("\n")), None)
 
 
 def _hostname(url: str) -> str:
@@ -265,7 +275,7 @@ def _hostname(url: str) -> str:
         return ""
 
 
-@lru_cache(MAX_REMEMBERED)
+@remember_short
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -43,6 +43,8 @@ PROXY_HEADERS = """x-forwarded-proto x-forwarded-host x-forwarded-server x-forwa
     x-cdn-src-ip x-sucuri-clientip x-arr-log-id x-arr-ssl x-nginx-proxy
     x-cloud-trace-context x-varnish front-end-https x-sourceip""".split()
 
+MANY_HEADERS = {f"x-description-{number}": "1" for number in range(auth.MAX_REMEMBERED_CHARS)}
+
 
 def request(
     headers: dict[str, str] | None = None,
@@ -130,6 +132,7 @@ def test_a_wrong_key_is_refused_even_from_here(gatekeeper: Authenticator, shown:
         request(client="::ffff:127.0.0.1"),
         request({"origin": "http://localhost:8765"}),
         request({"origin": "https://LOCALHOST:8765"}),
+        request(MANY_HEADERS),
         request({"x-request-id": "1", "x-api-key": KEY, "traceparent": "00-1-1-00", "x-description": "1", "ip": "1"}),
     ],
 )
@@ -145,6 +148,7 @@ def test_without_keys_this_machine_is_let_in(shown: HTTPConnection) -> None:
         (request({"x-forwarded-for": "127.0.0.1"}), "not_loopback"),
         (request({"forwarded": "for=127.0.0.1"}), "not_loopback"),
         *((request({name: "1"}), "not_loopback") for name in PROXY_HEADERS),
+        (request(MANY_HEADERS | {"via": "1"}), "not_loopback"),
         (request({"host": "evil.example"}), "forbidden_host"),
         (request({"host": "localhost.evil.example:8765"}), "forbidden_host"),
         (request({"host": "[::1"}), "forbidden_host"),
@@ -158,6 +162,15 @@ def test_without_keys_all_callers_are_one(shown: HTTPConnection, code: str) -> N
     with pytest.raises(RequestRefused) as refusal:
         Authenticator(()).authenticate(shown)
     assert refusal.value.code == code
+
+
+def test_only_short_texts_are_remembered() -> None:
+    found: list[str] = []
+    find = auth.remember_short(found.append)
+    short, long = "x" * auth.MAX_REMEMBERED_CHARS, "x" * (auth.MAX_REMEMBERED_CHARS + 1)
+    for text in (short, short, long, long):
+        find(text)
+    assert found == [short, long, long]
 
 
 def test_a_keys_file_holds_limits_and_sums(tmp_path: Path) -> None:
