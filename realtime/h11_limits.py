@@ -1,4 +1,7 @@
-"""HTTP/1.1 whose bodies come in sensible pieces: each piece costs 20 us of everybody's event loop, even of one byte."""
+"""HTTP/1.1 that limits the number of pieces of a body, and sends the head of a response with the first piece.
+
+Each piece costs 20 us of the event loop that all connections share, even a piece of one byte.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ SMALL_CHUNK_BYTES, MAX_SMALL_CHUNKS = 256, 1_000
 
 
 class ChunkLimitedConnection(h11.Connection):
-    """Connection of h11 for either role; a body in very small chunks breaks the protocol."""
+    """Connection of h11 for either role. A body in very small chunks breaks the protocol; with ``holds_head`` the head
+    of a response waits for its body."""
 
     # Size of the current body.
     _num_bytes = _num_pieces = 0
     # True if the head of the coming response is to leave with what follows it.
     holds_head = False
+    # Lost if the response is aborted before the first byte of its body.
     _held = b""
 
     def send(self, event: Any) -> Any:
