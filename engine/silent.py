@@ -18,7 +18,7 @@ NUM_FRAMES = 2
 
 
 class SilentEngine:
-    """The engine and the transport to it, over a pair of sockets in this process."""
+    """Answers requests over a pair of sockets in this process: an engine, and the transport to it."""
 
     end_reason = "the silent engine was closed"
     is_remote = False
@@ -48,11 +48,11 @@ class SilentEngine:
                 while True:
                     command = decode_command(await read_message(reader))
                     if isinstance(command, SubmitRequest):
-                        self._speak(command, writer)
+                        self._answer_request(command, writer)
         finally:
             writer.close()
 
-    def _speak(self, command: SubmitRequest, writer: asyncio.StreamWriter) -> None:
+    def _answer_request(self, command: SubmitRequest, writer: asyncio.StreamWriter) -> None:
         request_id = command.request.request_id
         silence = np.zeros(NUM_FRAMES * self._info.frame_samples, np.float32)
         events = (

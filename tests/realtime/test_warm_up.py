@@ -37,13 +37,13 @@ async def warm(live: LiveServer) -> None:
 def spoken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that silent engines were given."""
     texts: list[str] = []
-    speak = SilentEngine._speak
+    speak = SilentEngine._answer_request
 
     def note(engine: SilentEngine, command: SubmitRequest, writer: asyncio.StreamWriter) -> None:
         texts.append(command.request.text)
         speak(engine, command, writer)
 
-    monkeypatch.setattr(SilentEngine, "_speak", note)
+    monkeypatch.setattr(SilentEngine, "_answer_request", note)
     return texts
 
 
@@ -99,12 +99,12 @@ async def test_warm_up_that_takes_too_long_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("realtime.warm_up.TIMEOUT_S", 0.05)
-    speak = SilentEngine._speak
+    speak = SilentEngine._answer_request
 
     def speak_late(*given: Any) -> None:
         asyncio.get_running_loop().call_later(0.1, speak, *given)
 
-    monkeypatch.setattr(SilentEngine, "_speak", speak_late)
+    monkeypatch.setattr(SilentEngine, "_answer_request", speak_late)
     async with live_server() as live:
         await warm(live)
     assert [(record.levelno, record.exc_info) for record in caplog.records] == [(logging.WARNING, None)]
