@@ -350,7 +350,7 @@ class Response:
         return event
 
     def _on_sent(self) -> None:
-        """Count the audio that was popped last: its reader has written it by now."""
+        """Count the audio that was popped last. Called before the next event is popped, and at the end."""
         if self._sent_s is None:
             return
         now, self._sent_s = self._sent_s, None

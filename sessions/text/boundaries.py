@@ -56,7 +56,7 @@ class BoundaryDetector:
         self._num_breaks += character in _LINE_BREAKS
 
     def skip_words(self) -> None:
-        """Go on behind words and a space, of which no boundary is needed."""
+        """Record words and a space without finding boundaries in them."""
         self._gap, self._num_breaks = True, 0
 
     def boundary_before(self, character: str) -> Boundary:
