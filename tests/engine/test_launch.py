@@ -159,8 +159,8 @@ async def test_a_loop_without_work_takes_no_steps(engine: EngineClient) -> None:
 
 
 async def test_prefixes_of_known_voices_are_computed_ahead(engine: EngineClient, switch: Switch) -> None:
-    switch.made[0].prefetch("nobody")  # as if the model were to refuse what the client let through
-    engine.prefetch_voices(["ADA", "nobody", "bo"])
+    switch.made[0].prefetch("unknown")  # as if the model were to refuse what the client let through
+    engine.prefetch_voices(["ADA", "unknown", "bo"])
     heard = await listen(engine.submit(request()))
     assert heard.end.reason is not FinishReason.ERROR
     assert len(switch.made[0].prefixes) == 2
