@@ -232,7 +232,7 @@ class SteppedEngine(EngineLoop):
         self.info, self.streams, self.wake = voice.info, StreamTable(self.send), WakeEvent()
         super().__init__(voice.make_engine, self.streams.dispatch, lambda error: None)
         self.engine = voice.make_engine()
-        self.engine.requests.clock = now_s
+        self.engine.requests.clock, self.engine.read_command = now_s, self._process_next_command
 
     def send(self, command: Command) -> None:
         super().send(command)
@@ -246,7 +246,7 @@ class SteppedEngine(EngineLoop):
 
     async def run(self) -> None:
         while True:
-            self._process_commands()
+            self.engine.read_commands()
             if self.engine.has_work:
                 num_before = self.engine.times.num_rows
                 self.engine.step()
