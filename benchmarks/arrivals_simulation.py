@@ -26,8 +26,8 @@ import torch
 
 from benchmarks.gpu import NO_END, SimulatedListener, report, setting
 from benchmarks.gpu_stages import numbers
-from benchmarks.load_simulation import SAMPLE_RATE, SimulatedDevice, make_engine, write_model
-from engine.api import RequestFinished, SamplingParams, SpeechChunk, SpeechRequest, TextLayout
+from benchmarks.load_simulation import SimulatedDevice, deliver, make_engine, write_model
+from engine.api import SamplingParams, SpeechRequest, TextLayout
 from engine.runtime.engine import Engine
 from realtime.bench.plan import CORPUS, endless, first_word_is_final_at, pieces, read_corpus
 
@@ -95,14 +95,9 @@ class ArrivalsSimulation:
 
     def hand_over(self) -> None:
         now_s = self.device.clock()
-        events, self.engine.requests.events = self.engine.requests.events, []
-        for epoch, event in events:
-            if isinstance(event, SpeechChunk):
-                self.listeners[epoch].hear(event, SAMPLE_RATE, now_s)
-            elif isinstance(event, RequestFinished):
-                self.listeners[epoch].failed = event.error is not None
-                if event.error is None and self.num_left[epoch]:
-                    self.begin_reply(now_s, self.num_left[epoch])
+        for epoch in deliver(self.engine, self.listeners, now_s):
+            if not self.listeners[epoch].failed and self.num_left[epoch]:
+                self.begin_reply(now_s, self.num_left[epoch])
 
 
 def main() -> None:

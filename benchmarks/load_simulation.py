@@ -19,6 +19,7 @@ import os
 import tempfile
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,14 +231,22 @@ class LoadSimulation:
 
     def hand_over(self) -> None:
         now_s = self.device.clock()
-        events, self.engine.requests.events = self.engine.requests.events, []
-        for number, event in events:
-            if isinstance(event, SpeechChunk):
-                self.listeners[number].hear(event, SAMPLE_RATE, now_s)
-            elif isinstance(event, RequestFinished):
-                self.listeners[number].failed = event.error is not None
-                if len(self.listeners) < self.args.replies:
-                    self.listeners.append(SimulatedListener(now_s + self.args.pause_ms / 1000))
+        for _ in deliver(self.engine, self.listeners, now_s):
+            if len(self.listeners) < self.args.replies:
+                self.listeners.append(SimulatedListener(now_s + self.args.pause_ms / 1000))
+
+
+def deliver(
+    engine: Engine, listeners: Sequence[SimulatedListener] | Mapping[int, SimulatedListener], now_s: float
+) -> Iterator[int]:
+    """Give listeners what the engine has made for them, by epoch; yields the epochs of those whose reply has ended."""
+    events, engine.requests.events = engine.requests.events, []
+    for epoch, event in events:
+        if isinstance(event, SpeechChunk):
+            listeners[epoch].hear(event, SAMPLE_RATE, now_s)
+        elif isinstance(event, RequestFinished):
+            listeners[epoch].failed = event.error is not None
+            yield epoch
 
 
 def write_model(folder: Path) -> Path:
