@@ -142,7 +142,7 @@ def connect_engine(
 
 
 def create_silent_engine(info: EngineInfo) -> SpeechEngine:
-    """An engine that answers with silence, behind the client of other engines; not yet started."""
+    """Return an engine that answers with silence, behind the client of other engines; not yet started."""
     return EnginePool([EngineClient(SilentEngine(info))])
 
 

@@ -211,7 +211,7 @@ async def check_settings(config: ServerConfig, engine: SpeechEngine) -> None:
 
 
 def create_silent_server(server: SpeechServer) -> SpeechServer:
-    """A server of the same model and watermark that speaks silence, for this machine alone.
+    """Return a server of the same model and watermark that speaks silence, for this machine alone.
 
     It counts and traces nothing.
 
