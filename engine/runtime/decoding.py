@@ -27,6 +27,8 @@ MIN_ROUND_FRAMES = 16
 ROUND_SHARE = 1.25
 MAX_CALL_FRAMES = CALL_FRAMES[0]
 MIN_BURST_SLACK_S = 0.001
+# Rows of a step beside which launches wait for first chunks. With more, the host has no time to wait.
+MAX_ROWS_WAITING = 64
 # A frame that was sampled: the request and its codes.
 Frame = tuple[Request, Sequence[int]]
 
@@ -139,12 +141,13 @@ class CallDecoding:
 
     def decode(self, batch: StepBatch) -> int:
         """Launch what is due after this batch, and emit the calls of the step before; returns the number of chunks."""
+        num_chunks = self.emit_before_launch(len(batch))
         num_old = len(self.stage.calls)
         sampled = [work.request.slot for work in batch.items if work.sample]
         self.stage.speculate([slot for slot in sampled if slot is not None])
         self.launch()
         size = 1 if self.host.config.emit_per_decode_call else max(1, num_old)
-        return sum(self.emit_calls(min(size, num_old - start)) for start in range(0, num_old, size))
+        return num_chunks + sum(self.emit_calls(min(size, num_old - start)) for start in range(0, num_old, size))
 
     def launch(self) -> None:
         start = time.perf_counter()
@@ -158,6 +161,16 @@ class CallDecoding:
                 wanted[request.held_slot] = wanted_frames(request, self.host.config)
         self.stage.launch(slack, wanted)
         self.host.times.launch_s += time.perf_counter() - start
+
+    def emit_before_launch(self, num_rows: int) -> int:
+        """Emit what is decoded by now, and wait for first chunks: launches take longer than these, and the device
+        computes a frame meanwhile."""
+        if num_rows > MAX_ROWS_WAITING or not self.host.config.emit_per_decode_call:
+            return 0
+        num_chunks, calls = self.emit_completed(), self.stage.calls
+        while calls and calls[0].num_frames == 1 and not calls[0].firsts.all():
+            num_chunks += self.emit_calls(1)
+        return num_chunks
 
     def emit_completed(self) -> int:
         """Emit what has been decoded by now. The first calls are those of listeners who run dry first."""

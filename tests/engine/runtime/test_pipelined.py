@@ -24,6 +24,8 @@ from engine.api import (
 )
 from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
+from engine.models.base import DecodedAudio
+from engine.runtime.codec_stage import CodecStage
 from engine.runtime.request import Request
 from engine.runtime.runner import GraphRunner, Result, StepTimings
 from tests.engine.engine_harness import EngineHarness, check_takeover
@@ -242,7 +244,7 @@ def test_commands_are_read_beside_a_frame_in_flight_until_it_is_done(
     engine.read_command = reader_of([command] * 5)
     bench.step()
     num_beside = 2 if is_beside else 0
-    assert found == ["command"] * num_beside + ["emit"] + ["command"] * (5 - num_beside) + ["emit"]
+    assert found == ["command"] * num_beside + ["emit"] + ["command"] * (5 - num_beside) + ["emit"] * 2
     assert engine.times.last_s == num_beside, "the time that the frame takes anyway, and no more"
 
 
@@ -450,6 +452,27 @@ def test_first_chunk_is_decoded_alone_with_equal_samples(tiny_folder: Path) -> N
     assert [first | second] in all_at_once
     assert [second] in by_call, "the first has lead, and what it gets leaves with the step"
     assert [first, second] not in by_call
+
+
+def test_first_chunk_leaves_before_later_calls_are_launched(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, order = make_bench(tiny_folder, True), []
+    launch_call, collect = CodecStage._launch_call, CodecStage.collect
+
+    def launched(stage: CodecStage, *args: Any) -> None:
+        order.append("launch")
+        launch_call(stage, *args)
+
+    def collected(stage: CodecStage, num_calls: int) -> list[DecodedAudio]:
+        order.append("collect")
+        return collect(stage, num_calls)
+
+    monkeypatch.setattr(CodecStage, "_launch_call", launched)
+    monkeypatch.setattr(CodecStage, "collect", collected)
+    # No call is done before the host waits for it.
+    monkeypatch.setattr(CodecStage, "is_done", False)
+    bench.submit(text=TEXT, text_closed=True, lead_ms=2_000, sampling=SamplingParams(seed=1, min_new_tokens=20))
+    bench.run(until=lambda: bench.request(1).num_chunks > 0)
+    assert order == ["launch", "collect", "launch"]
 
 
 def test_request_of_an_engine_that_died_before_its_first_audio_is_accepted(tiny_folder: Path) -> None:
