@@ -7,14 +7,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-import httpx2 as httpx
 from websockets.exceptions import WebSocketException
 
 from benchmarks.peers.reply import Reply, now_s
 from benchmarks.peers.wires import TIMEOUT_S, Target, Wire
 from realtime.bench.plan import ResponseResult, endless
 
-FAILURES = (OSError, TimeoutError, httpx.HTTPError, WebSocketException)
+FAILURES = (OSError, TimeoutError, WebSocketException)
 
 
 class Load:

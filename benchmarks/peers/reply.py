@@ -24,7 +24,7 @@ class Reply:
         self.playback = Playback()
 
     def start(self) -> None:
-        """Note that the whole text is being sent."""
+        """Note that the whole text is sent now."""
         self.begun_s = self.final_s = now_s()
         self.playback.sent(len(self.text), self.begun_s, ended=True)
 
@@ -44,9 +44,9 @@ class Reply:
             await send(delta)
         return None
 
-    def receive(self, num_bytes: int) -> None:
+    def receive(self, num_bytes: int, at_s: float) -> None:
         if num_bytes:
-            self.playback.received(num_bytes / BYTES_PER_S, now_s())
+            self.playback.received(num_bytes / BYTES_PER_S, at_s)
 
     def result(self, session: int, error: str | None = None) -> ResponseResult:
         playback, first_s = self.playback, self.playback.first_at_s

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
-import httpx2 as httpx
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from benchmarks.peers.reply import SAMPLE_RATE, Reply
+from benchmarks.peers.http_connection import OK, HttpConnection, open_connection
+from benchmarks.peers.reply import SAMPLE_RATE, Reply, now_s
 from realtime.client import NativeClient, open_session
 from realtime.protocol import events as ev
 
@@ -85,7 +85,7 @@ class NativeWire:
         async with writing(write()):
             async for message in client:
                 if isinstance(message, ev.AudioMessage):
-                    reply.receive(sum(len(packet) for packet in message.packets))
+                    reply.receive(sum(len(packet) for packet in message.packets), now_s())
                 elif isinstance(message, ev.ResponseDone):
                     if message.status != "completed":
                         raise WireError(message.error.code if message.error else message.status)
@@ -100,28 +100,35 @@ class NativeWire:
 
 
 class OpenAIWire:
-    """``POST /v1/audio/speech``: the whole text, raw PCM as it is generated. Nari and vLLM-Omni need ``stream``."""
+    """``POST /v1/audio/speech``: the whole text, raw PCM as it is generated. Nari and vLLM-Omni need ``stream``.
+
+    The request is encoded before the clock starts, and leaves in one write.
+    """
+
+    def __init__(self) -> None:
+        self._http: HttpConnection | None = None
 
     async def open(self, target: Target) -> None:
         self._target = target
-        self._client = httpx.AsyncClient(
-            base_url=target.url, headers=target.headers, trust_env=False, timeout=TIMEOUT_S
-        )
-        with suppress(httpx.HTTPError):
-            # Opens the connection that the request will use.
-            await self._client.get("/v1/models")
+        self._http = http = await open_connection(target.url, target.headers)
+        with suppress(ConnectionError):
+            # The server has accepted the connection once it answers, whatever it answers.
+            await http.send(http.encode("GET", "/v1/models"), lambda num_bytes, at_s: None)
 
     async def speak(self, reply: Reply) -> None:
-        body = self._target.settings(input=reply.text, response_format="pcm")
+        if self._http is None or not self._http.is_reusable:
+            await self.aclose()
+            self._http = await open_connection(self._target.url, self._target.headers)
+        fields = self._target.settings(input=reply.text, response_format="pcm")
+        request = self._http.encode("POST", "/v1/audio/speech", msgspec.json.encode(fields))
         reply.start()
-        async with self._client.stream("POST", "/v1/audio/speech", json=body) as answer:
-            if answer.status_code != httpx.codes.OK:
-                raise WireError(f"http_{answer.status_code}")
-            async for piece in answer.aiter_raw():
-                reply.receive(len(piece))
+        status = await self._http.send(request, reply.receive)
+        if status != OK:
+            raise WireError(f"http_{status}")
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        if self._http is not None:
+            self._http.close()
 
 
 class SocketWire:
@@ -154,7 +161,7 @@ class SocketWire:
             message = await self._socket.recv()
             if isinstance(message, bytes):
                 if reply is not None:
-                    reply.receive(len(message))
+                    reply.receive(len(message), now_s())
                 continue
             event = json.loads(message)
             if event["type"] == "error":

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from benchmarks.peers.__main__ import summarize_level
 from benchmarks.peers.load import Load
 from benchmarks.peers.wires import WIRES, Target
+from realtime.bench.plan import ResponseResult, endless
 from tests.benchmarks.nari_server import NariServer
 from tests.realtime.server_process import server
 
@@ -92,3 +94,85 @@ def test_command_reports_each_level(url):
     assert [(level["loop"], level["level"], level["errors"]) for level in levels] == [
         ("closed", 1.0, 0), ("closed", 2.0, 0), ("open", 20.0, 0),
     ]  # fmt: skip
+
+
+OK, CHUNKED = b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+CHUNK = b"f00\r\n" + bytes(0xF00) + b"\r\n"
+WHOLE = (OK + b"Content-Length: 3840\r\n\r\n", bytes(3840))
+
+
+class HttpServer:
+    """Answers each text with these writes, ``pause_s`` apart; with ``closes`` it ends the connection then."""
+
+    def __init__(self, *answer: bytes, closes: bool = False, pause_s: float = 0.0) -> None:
+        self.answer, self.closes, self.pause_s = answer, closes, pause_s
+        self.texts: list[str] = []
+        self.num_connections = 0
+        self._handlers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await asyncio.gather(*self._handlers)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._handlers.append(asyncio.current_task())
+        self.num_connections += 1
+        while request := await reader.read(2**16):
+            if request.startswith(b"GET"):
+                writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
+                continue
+            # One write of the client is one read here.
+            self.texts.append(json.loads(request.partition(b"\r\n\r\n")[2])["input"])
+            for piece in self.answer:
+                writer.write(piece)
+                await asyncio.sleep(self.pause_s)
+            if self.closes:
+                break
+        writer.close()
+
+
+async def run_http(served: HttpServer, num_replies: int = 3) -> list[ResponseResult]:
+    async with served as url:
+        return await load_of("openai", url).run_closed(1, num_replies)
+
+
+@pytest.mark.parametrize(
+    ("answer", "closes", "num_connections"),
+    [
+        ((OK + CHUNKED + CHUNK, b"0\r\n\r\n"), False, 1),
+        (WHOLE, False, 1),
+        ((OK + b"Connection: close\r\n\r\n", bytes(3840)), True, 3),
+        ((OK + b"Connection: close\r\nContent-Length: 3840\r\n\r\n" + bytes(3840),), True, 3),
+    ],
+)
+async def test_bodies_of_every_framing_are_received(answer, closes, num_connections):
+    served = HttpServer(*answer, closes=closes, pause_s=0.01)
+    results = await run_http(served)
+    assert [(result.error, result.audio_s) for result in results] == [(None, 0.08)] * 3
+    assert served.num_connections == num_connections
+    assert served.texts == list(islice(endless(TEXTS, 0), 3))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\nno",), "http_503"),
+        ((), "closed"),
+        ((OK + CHUNKED, CHUNK), "incomplete"),
+        ((OK + b"Content-Length: 9000\r\n\r\n", bytes(3840)), "incomplete"),
+        ((OK + b"Content-Length: 0\r\n\r\n",), "no_audio"),
+        ((b"no HTTP\r\n\r\n",), "illegal status line: bytearray(b'no HTTP')"),
+    ],
+)
+async def test_http_errors_have_codes_of_their_own(answer, error):
+    results = await run_http(HttpServer(*answer, closes=True))
+    assert [result.error for result in results] == [error] * 3
+
+
+async def test_head_alone_is_not_first_audio():
+    (result,) = await run_http(HttpServer(*WHOLE, pause_s=0.05), 1)
+    assert result.ttfa_ms >= 50
