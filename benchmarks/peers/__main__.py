@@ -1,12 +1,13 @@
 """Load a speech server over one of four wires, with the same texts: latency, gaps and throughput.
 
     python -m benchmarks.peers --wire native|openai|nari|vllm-omni --url http://127.0.0.1:8765 [--closed 1,8,64]
-    [--open 5,20,40] [--replies 100] [--tokens-per-second 50] [--model NAME] [--voice NAME] [--key KEY]
+    [--open 5,20,40] [--replies 100] [--processes 1] [--tokens-per-second 50] [--model NAME] [--voice NAME] [--key KEY]
     [--extra '{"stream": true}'] [--texts FILE]
 
-Time to first audio counts on an open connection, from the text; with ``--tokens-per-second`` from the piece that
-completes the first word. A reply has a gap if its audio, played at its pace from 60 ms after the first bytes on, runs
-out before the end. docs/guides/benchmarks.md says how to run each server. The last line is JSON.
+Time to first audio counts on an open connection, from the write of the text until the first bytes of audio arrive. With
+``--tokens-per-second`` it counts from the piece that completes the first word. A reply has a gap if its audio runs out
+before the end, played at its pace from 60 ms after the first bytes on. docs/guides/benchmarks.md says how to run each
+server. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.peers.load import Load
+from benchmarks.peers.load import LevelPlan, Loop
+from benchmarks.peers.processes import start_clients
 from benchmarks.peers.wires import WIRES, Target
 from realtime.bench.plan import CORPUS, ResponseResult, read_corpus
 from realtime.bench.report import summarise
@@ -27,8 +30,27 @@ from realtime.bench.report import summarise
 FIGURES = ("ttfa_ms", "continuity", "audio_s_per_s", "responses", "errors", "error_codes", "underruns")
 
 
-def numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",") if part]
+def count(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, is {text}")
+    return int(text)
+
+
+def counts(text: str) -> list[float]:
+    return [count(part) for part in text.split(",")]
+
+
+def rates(text: str) -> list[float]:
+    found = [float(part) for part in text.split(",")]
+    if not min(found) > 0:
+        raise argparse.ArgumentTypeError(f"must be above 0, is {min(found):g}")
+    return found
+
+
+def address(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"must be http://HOST:PORT, is {text}")
+    return text.rstrip("/")
 
 
 def summarize_level(loop: str, level: float, results: list[ResponseResult]) -> dict[str, Any]:
@@ -46,30 +68,42 @@ def level_line(found: dict[str, Any]) -> str:
 
 
 async def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    target = Target(url=args.url.rstrip("/"), key=args.key, model=args.model, voice=args.voice, extra=args.extra)
-    texts = read_corpus(args.texts)
-    levels = [("closed", level) for level in args.closed] + [("open", level) for level in args.open]
+    target = Target(url=args.url, key=args.key, model=args.model, voice=args.voice, extra=args.extra)
+    levels: list[tuple[Loop, float]] = [("closed", level) for level in args.closed]
+    levels += [("open", level) for level in args.open]
     found = []
-    print(f"{'load':<8} {'TTFA p50 / p95':>20} {'gap-free':>9} {'audio s/s':>9} {'errors':>7} {'replies':>8}")
-    for loop, level in levels:
-        load = Load(WIRES[args.wire], target, texts, args.tokens_per_second, args.seed)
-        if args.warm_up:
-            await load.run_closed(int(level) if loop == "closed" else 1, args.warm_up)
-        is_closed = loop == "closed"
-        results = await (load.run_closed(int(level), args.replies) if is_closed else load.run_open(level, args.replies))
-        found.append(summarize_level(loop, level, results))
-        print(level_line(found[-1]), flush=True)
+    async with start_clients(args.processes) as clients:
+        print(f"{'load':<8} {'TTFA p50 / p95':>20} {'gap-free':>9} {'audio s/s':>9} {'errors':>7} {'replies':>8}")
+        for loop, level in levels:
+            plan = LevelPlan(
+                wire=args.wire, target=target, texts=read_corpus(args.texts), seed=args.seed,
+                tokens_per_second=args.tokens_per_second, loop=loop, level=level, num_replies=args.replies,
+                first_text=args.warm_up,
+            )  # fmt: skip
+            if args.warm_up:
+                await clients.run(warm_up(plan, args.warm_up, args.processes))
+            found.append(summarize_level(loop, level, await clients.run(plan)))
+            print(level_line(found[-1]), flush=True)
     return found
+
+
+def warm_up(plan: LevelPlan, num_replies: int, num_processes: int) -> LevelPlan:
+    """Replies before a level, in a closed loop."""
+    level = plan.level if plan.loop == "closed" else num_processes
+    return msgspec.structs.replace(plan, loop="closed", level=level, num_replies=num_replies, first_text=0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wire", choices=sorted(WIRES), required=True)
-    parser.add_argument("--url", required=True, help="http://HOST:PORT")
-    parser.add_argument("--closed", type=numbers, default=[], metavar="N,N", help="replies at the same time")
-    parser.add_argument("--open", type=numbers, default=[], metavar="RATE,RATE", help="replies begun in a second")
-    parser.add_argument("--replies", type=int, default=100, help="replies of each level")
-    parser.add_argument("--warm-up", type=int, default=8, help="replies before each level that do not count")
+    parser.add_argument("--url", type=address, required=True, help="http://HOST:PORT")
+    parser.add_argument("--closed", type=counts, default=[], metavar="N,N", help="replies at the same time")
+    parser.add_argument("--open", type=rates, default=[], metavar="RATE,RATE", help="replies begun in a second")
+    parser.add_argument("--replies", type=count, default=100, help="replies of each level")
+    parser.add_argument("--processes", type=count, default=1, help="client processes that share the load")
+    parser.add_argument(
+        "--warm-up", type=partial(count, least=0), default=8, help="replies before each level that do not count"
+    )
     parser.add_argument("--tokens-per-second", type=float, default=0.0, help="pace of the text; 0 sends it whole")
     parser.add_argument("--model")
     parser.add_argument("--voice")
@@ -83,7 +117,7 @@ def main() -> None:
     if args.wire == "openai" and args.tokens_per_second:
         parser.error("--tokens-per-second: the openai wire takes whole texts")
     levels = asyncio.run(run(args))
-    print(json.dumps({"benchmark": "peers", "wire": args.wire, "levels": levels}))
+    print(json.dumps({"benchmark": "peers", "wire": args.wire, "processes": args.processes, "levels": levels}))
 
 
 if __name__ == "__main__":

@@ -4,73 +4,104 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
+from typing import Literal
 
+import msgspec
 from websockets.exceptions import WebSocketException
 
 from benchmarks.peers.reply import Reply, now_s
-from benchmarks.peers.wires import TIMEOUT_S, Target, Wire
+from benchmarks.peers.wires import TIMEOUT_S, WIRES, Target, Wire
 from realtime.bench.plan import ResponseResult, endless
 
+Loop = Literal["closed", "open"]
 FAILURES = (OSError, TimeoutError, WebSocketException)
 
 
+class LevelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Load of one level, or a process's part of it. Texts come in the same order for every wire."""
+
+    wire: str
+    target: Target
+    texts: list[str]
+    # 0 sends whole texts.
+    tokens_per_second: float = 0.0
+    seed: int = 0
+    # A closed loop keeps ``level`` connections busy. An open one begins ``level`` replies in a second on average, at
+    # random moments (Poisson), each on its own connection.
+    loop: Loop
+    level: float
+    num_replies: int
+    # Texts that came before, in the warm-up.
+    first_text: int = 0
+    process: int = 0
+    num_processes: int = 1
+    # When the first replies begin, by the machine's monotonic clock; their connections are opened before.
+    begin_s: float = 0.0
+
+
+def split(plan: LevelPlan, num_processes: int) -> list[LevelPlan]:
+    """The same load over several processes, none without a reply. Each gets texts and connections in turn."""
+    num_shares = min(plan.num_replies, int(plan.level)) if plan.loop == "closed" else plan.num_replies
+    step = min(num_processes, num_shares)
+    return [msgspec.structs.replace(plan, process=process, num_processes=step) for process in range(step)]
+
+
 class Load:
-    """Texts come in the same order for every wire; ``tokens_per_second`` is 0 for whole texts."""
+    """Runs a plan once."""
 
-    def __init__(
-        self,
-        make_wire: Callable[[], Wire],
-        target: Target,
-        texts: Sequence[str],
-        tokens_per_second: float,
-        seed: int = 0,
-    ) -> None:
-        self.make_wire, self.target, self.tokens_per_second = make_wire, target, tokens_per_second
-        self._texts: Iterator[str] = endless(texts, seed)
-        self._random = random.Random(seed)
+    def __init__(self, plan: LevelPlan) -> None:
+        self.plan = plan
+        first_text = plan.first_text + plan.process
+        self._texts = islice(endless(plan.texts, plan.seed), first_text, None, plan.num_processes)
 
-    async def run_closed(self, num_workers: int, num_replies: int) -> list[ResponseResult]:
-        """Keep ``num_workers`` connections busy until ``num_replies`` replies were begun."""
-        left = iter(range(num_replies))
+    async def run(self) -> list[ResponseResult]:
+        return await (self._run_closed() if self.plan.loop == "closed" else self._run_open())
+
+    async def _run_closed(self) -> list[ResponseResult]:
+        plan, num_workers = self.plan, int(self.plan.level)
+        sessions = range(plan.process, num_workers, plan.num_processes)
+        left = iter(range(sum(len(range(session, plan.num_replies, num_workers)) for session in sessions)))
 
         async def work(session: int) -> list[ResponseResult]:
-            wire, is_open, results = self.make_wire(), False, []
+            wire, is_open, results = WIRES[plan.wire](), False, []
             for _ in left:
                 results.append(await self._speak(wire, session, is_open=is_open))
                 is_open = results[-1].error is None
                 if not is_open:
                     await self._close(wire)
-                    wire = self.make_wire()
+                    wire = WIRES[plan.wire]()
             if is_open:
                 await self._close(wire)
             return results
 
-        return [result for each in await asyncio.gather(*map(work, range(num_workers))) for result in each]
+        return [result for each in await asyncio.gather(*map(work, sessions)) for result in each]
 
-    async def run_open(self, rate: float, num_replies: int) -> list[ResponseResult]:
-        """Begin replies at random moments, ``rate`` in a second on average (Poisson), each on its own connection."""
-        tasks = []
-        at_s = now_s()
-        for session in range(num_replies):
-            await asyncio.sleep(max(0.0, at_s - now_s()))
-            tasks.append(asyncio.create_task(self._speak_once(session)))
-            at_s += self._random.expovariate(rate)
+    async def _run_open(self) -> list[ResponseResult]:
+        """All processes draw the moments of all replies."""
+        plan, draw, tasks = self.plan, random.Random(self.plan.seed), []
+        at_s = max(plan.begin_s, now_s())
+        for session in range(plan.num_replies):
+            if session % plan.num_processes == plan.process:
+                await sleep_until(at_s)
+                tasks.append(asyncio.create_task(self._speak_once(session)))
+            at_s += draw.expovariate(plan.level)
         return list(await asyncio.gather(*tasks))
 
     async def _speak_once(self, session: int) -> ResponseResult:
-        wire = self.make_wire()
+        wire = WIRES[self.plan.wire]()
         result = await self._speak(wire, session, is_open=False)
         await self._close(wire)
         return result
 
     async def _speak(self, wire: Wire, session: int, *, is_open: bool) -> ResponseResult:
-        reply = Reply(next(self._texts), self.tokens_per_second)
+        reply = Reply(next(self._texts), self.plan.tokens_per_second)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if not is_open:
-                    await wire.open(self.target)
+                    await wire.open(self.plan.target)
+                    await sleep_until(self.plan.begin_s)
                 await wire.speak(reply)
         except FAILURES as error:
             return reply.result(session, str(error) or type(error).__name__)
@@ -80,3 +111,7 @@ class Load:
     async def _close(wire: Wire) -> None:
         with suppress(*FAILURES):
             await wire.aclose()
+
+
+async def sleep_until(at_s: float) -> None:
+    await asyncio.sleep(max(0.0, at_s - now_s()))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.__main__ import summarize_level
-from benchmarks.peers.load import Load
-from benchmarks.peers.wires import WIRES, Target
+from benchmarks.peers.__main__ import main, summarize_level
+from benchmarks.peers.load import LevelPlan, Load
+from benchmarks.peers.processes import start_clients
+from benchmarks.peers.reply import now_s
+from benchmarks.peers.wires import Target
 from realtime.bench.plan import ResponseResult, endless
 from tests.benchmarks.nari_server import NariServer
 from tests.realtime.server_process import server
@@ -30,15 +34,21 @@ def url():
         yield running.url.replace("ws", "http", 1)
 
 
-def load_of(wire: str, url: str, tokens_per_second: float = 0.0) -> Load:
-    return Load(WIRES[wire], Target(url=url), TEXTS, tokens_per_second)
+def plan_of(wire: str, url: str, num_replies: int, **fields: object) -> LevelPlan:
+    level = {"loop": "closed", "level": 1.0} | fields
+    return LevelPlan(wire=wire, target=Target(url=url), texts=list(TEXTS), num_replies=num_replies, **level)
+
+
+async def run_in_processes(plan: LevelPlan, num_processes: int) -> list[ResponseResult]:
+    async with start_clients(num_processes) as clients:
+        return await clients.run(plan)
 
 
 @pytest.mark.parametrize("loop", ["closed", "open"])
 @pytest.mark.parametrize("wire", OURS)
 def test_each_wire_completes_every_reply(wire, loop, url):
-    load = load_of(wire, url)
-    results = asyncio.run(load.run_closed(2, 4) if loop == "closed" else load.run_open(20, 4))
+    plan = plan_of(wire, url, 4, loop=loop, level=2 if loop == "closed" else 20)
+    results = asyncio.run(Load(plan).run())
     found = summarize_level(loop, 2, results)
     assert (found["responses"], found["errors"]) == (4, 0), found
     assert found["ttfa_ms"]["p50"] > 0
@@ -48,7 +58,7 @@ def test_each_wire_completes_every_reply(wire, loop, url):
 def test_all_wires_deliver_the_same_seconds(url):
     seconds = {}
     for wire in OURS:
-        results = asyncio.run(load_of(wire, url).run_closed(1, 4))
+        results = asyncio.run(Load(plan_of(wire, url, 4)).run())
         seconds[wire] = sum(result.audio_s for result in results)
     assert seconds["openai"] == pytest.approx(seconds["native"], rel=0.02)
     assert seconds["vllm-omni"] == pytest.approx(seconds["native"], rel=0.02)
@@ -56,14 +66,14 @@ def test_all_wires_deliver_the_same_seconds(url):
 
 @pytest.mark.parametrize("wire", ["native", "vllm-omni"])
 def test_text_is_written_at_its_pace(wire, url):
-    (result,) = asyncio.run(load_of(wire, url, tokens_per_second=100).run_closed(1, 1))
+    (result,) = asyncio.run(Load(plan_of(wire, url, 1, tokens_per_second=100)).run())
     assert result.error is None
     assert result.ended_s - result.begun_s > len(TEXTS[0]) / 8 / 100
 
 
 async def run_nari(nari: NariServer, tokens_per_second: float = 0.0) -> dict[str, object]:
     async with nari as url:
-        results = await load_of("nari", url, tokens_per_second).run_closed(2, 4)
+        results = await Load(plan_of("nari", url, 4, level=2, tokens_per_second=tokens_per_second)).run()
     return summarize_level("closed", 2, results)
 
 
@@ -87,13 +97,30 @@ def test_errors_are_counted_by_code():
 
 def test_command_reports_each_level(url):
     command = [sys.executable, "-m", "benchmarks.peers", "--wire", "openai", "--url", url, "--replies", "3"]
-    command += ["--warm-up", "1", "--closed", "1,2", "--open", "20"]
+    command += ["--warm-up", "1", "--closed", "1,2", "--open", "20", "--processes", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     levels = json.loads(done.stdout.splitlines()[-1])["levels"]
-    assert [(level["loop"], level["level"], level["errors"]) for level in levels] == [
-        ("closed", 1.0, 0), ("closed", 2.0, 0), ("open", 20.0, 0),
+    assert [(level["loop"], level["level"], level["responses"], level["errors"]) for level in levels] == [
+        ("closed", 1.0, 3, 0), ("closed", 2.0, 3, 0), ("open", 20.0, 3, 0),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("--processes", "0", "must be a whole number of at least 1, is 0"),
+        ("--closed", "8,0.5", "must be a whole number of at least 1, is 0.5"),
+        ("--open", "20,0", "must be above 0, is 0"),
+        ("--warm-up", "x", "must be a whole number of at least 0, is x"),
+        ("--url", "ws://a", "must be http://HOST:PORT, is ws://a"),
+    ],
+)
+def test_bad_value_is_named(option, value, error, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["peers", "--wire", "openai", "--url", "http://a", option, value])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.endswith(f"argument {option}: {error}\n")
 
 
 OK, CHUNKED = b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
@@ -135,9 +162,9 @@ class HttpServer:
         writer.close()
 
 
-async def run_http(served: HttpServer, num_replies: int = 3) -> list[ResponseResult]:
+async def run_http(served: HttpServer, num_replies: int = 3, **fields: object) -> list[ResponseResult]:
     async with served as url:
-        return await load_of("openai", url).run_closed(1, num_replies)
+        return await Load(plan_of("openai", url, num_replies, **fields)).run()
 
 
 @pytest.mark.parametrize(
@@ -176,3 +203,27 @@ async def test_http_errors_have_codes_of_their_own(answer, error):
 async def test_head_alone_is_not_first_audio():
     (result,) = await run_http(HttpServer(*WHOLE, pause_s=0.05), 1)
     assert result.ttfa_ms >= 50
+
+
+@pytest.mark.parametrize(("loop", "level", "num_connections"), [("closed", 5.0, 5), ("open", 200.0, 8)])
+async def test_processes_share_the_load_out(loop, level, num_connections):
+    served = HttpServer(*WHOLE)
+    async with served as url:
+        results = await run_in_processes(plan_of("openai", url, 8, loop=loop, level=level, first_text=1), 3)
+    assert [result.error for result in results] == [None] * 8
+    assert {result.session for result in results} == set(range(num_connections))
+    assert served.num_connections == num_connections
+    assert Counter(served.texts) == Counter(islice(endless(TEXTS, 0), 1, 9))
+
+
+@pytest.mark.parametrize(("loop", "level"), [("closed", 2.0), ("open", 20.0)])
+async def test_replies_begin_at_the_moment_of_the_plan(loop, level):
+    begin_s = now_s() + 0.1
+    first, second = await run_http(HttpServer(*WHOLE), 2, loop=loop, level=level, begin_s=begin_s)
+    assert first.begun_s >= begin_s
+    assert second.begun_s >= begin_s + (random.Random(0).expovariate(level) if loop == "open" else 0)
+
+
+async def test_process_that_fails_ends_the_level():
+    with pytest.raises(ChildProcessError, match="ended"):
+        await run_in_processes(plan_of("unknown", "http://127.0.0.1:1", 2), 1)
