@@ -296,7 +296,7 @@ MAX_SIZES = {
     "engine": Size(20_450, 120, 0),
     "sessions": Size(14_220, 120, 0),
     "realtime": Size(29_110, 185, 0),
-    "tests": Size(67_420, 384, 7),
+    "tests": Size(67_580, 384, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 

@@ -389,6 +389,7 @@ class GraphRunner(ModelRunner):
         for name, values in tokens.host.items():
             values[used:bucket] = self.kv.scratch_block if name == "table" else 0
         tokens.upload(bucket)
-        self._tokens_read = DeviceEvent(self.device)
         self.prefills.replay(bucket)
+        # Behind the graph, which would start later if it were recorded before it.
+        self._tokens_read = DeviceEvent(self.device)
         return 0
