@@ -51,7 +51,9 @@ from engine.weights.quantize import FP8, Weight
 MAX_GEMV_ROWS = 2
 # Above this cuBLAS wins, and what stands around a product stands alone.
 MAX_GEMM_ROWS = 64
-GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH, GEMM_STAGES = 64, 32, 64, 6
+GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH = 64, 32, 64
+# Depth and stages of products with SwiGLU and of others.
+GEMM_SWIGLU, GEMM_ADD = (128, 3), (GEMM_DEPTH, 6)
 MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
 MIN_PAST_TILE = 4
 # Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own.
@@ -145,10 +147,10 @@ class TritonOps(ReferenceOps):
     def launch_gemm(self, x: Tensor, weight: Weight, out: Tensor, num_parts: int, swiglu: bool) -> None:
         rows, size = x.shape
         num_out = out.shape[-1]
+        depth, stages = GEMM_SWIGLU if swiglu and size % GEMM_SWIGLU[0] == 0 else GEMM_ADD
         launch(gemm_kernel, num_out // GEMM_COLUMNS * num_parts, triton.cdiv(rows, GEMM_ROWS))(
             x, weight, x, x, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, EXACT=x.dtype == torch.float32,
-            SCALED=False, BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=GEMM_DEPTH, num_warps=4,
-            num_stages=GEMM_STAGES,
+            SCALED=False, BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=depth, num_warps=4, num_stages=stages,
         )  # fmt: skip
 
     def add_rms_norm(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:

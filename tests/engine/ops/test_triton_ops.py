@@ -85,9 +85,11 @@ def check(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype, toleran
     assert float((found - wanted).norm() / wanted.norm()) < (tolerance or TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize(("rows", "size"), [*((rows, 256) for rows in (1, 2, 4, 5, 40, 64, 65)), (1, 896), (2, 896)])
+@pytest.mark.parametrize(
+    ("rows", "size"), [*((rows, 256) for rows in (1, 2, 4, 5, 40, 64, 65)), (1, 896), (2, 896), (5, 320)]
+)
 def test_products_with_norm_swiglu_and_residual(fused: Any, dtype: torch.dtype, rows: int, size: int) -> None:
-    """896 inputs take two tiles of 512."""
+    """896 inputs take two tiles of 512, and 320 are no multiple of 128."""
     out = 128
     x, norm = random(rows, size, dtype=dtype, scale=3.0), random(size, dtype=dtype)
     weight, both = (random(n, size, dtype=dtype, scale=size**-0.5) for n in (out, 2 * out))
