@@ -116,12 +116,12 @@ def kind(value: Any) -> str:
 
 @torch.inference_mode()
 def record(rows: Sequence[int], precisions: Sequence[str], dtype: torch.dtype) -> set[Variant]:
-    from engine.ops.triton_early import EARLY_START
+    from engine.ops.triton_early import EARLY_OPTIONS
 
     found: set[Variant] = set()
 
     def note(kernel: Any, grid: object, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        plain = {name: value for name, value in options.items() if name not in EARLY_START}
+        plain = {name: value for name, value in options.items() if name not in EARLY_OPTIONS}
         found.update(specialize(kernel, args, some) for some in (options, plain))
 
     # A CPU has no such product; cuBLAS has it on a GPU.

@@ -12,13 +12,29 @@ import triton.language as tl
 
 from engine.ops.triton_early import wait_for_inputs
 
+# Bytes that one prefetch brings.
+PIECE = tl.constexpr(64)
+
+
+def num_pieces(row_bytes: int, most: int) -> int:
+    """Return how many pieces of each row are fetched ahead: ``most``, or none of short rows."""
+    return most if most * PIECE.value <= row_bytes else 0
+
+
+@triton.jit
+def prefetch_rows(rows, PREFETCH: tl.constexpr) -> None:
+    """Fetch the first PREFETCH pieces of what ``rows`` point at into the L2 cache; nothing waits for it."""
+    at = rows[:, None] + (tl.arange(0, PREFETCH) * (PIECE // (rows.dtype.element_ty.primitive_bitwidth // 8)))[None]
+    fetch: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(fetch, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
 
 @triton.jit
 def gemv_kernel(
     x_ptr, weight_ptr, scale_ptr, norm_ptr, out_ptr, eps, N, K,
     ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr,
     EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr = False,
+    EARLY: tl.constexpr = False, PREFETCH: tl.constexpr = 0,
 ):  # fmt: skip
     """out [ROWS, N] = f(norm(x [ROWS, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to.
 
@@ -26,11 +42,16 @@ def gemv_kernel(
     side by side: all but one find the weights in the cache. Weights go from memory to registers as they lie, without
     matrix units, and are summed up over threads once, at the end.
     """
-    wait_for_inputs(EARLY)
     row = tl.program_id(0) % ROWS
     columns = tl.program_id(0) // ROWS * BLOCK_N + tl.arange(0, BLOCK_N)
     steps = tl.arange(0, BLOCK_K)[None]
-    weight_at = weight_ptr + columns[:, None].to(tl.int64) * K + steps
+    weight_rows = weight_ptr + columns.to(tl.int64) * K
+    weight_at = weight_rows[:, None] + steps
+    if PREFETCH > 0:
+        prefetch_rows(weight_rows, PREFETCH)
+        if SWIGLU:
+            prefetch_rows(weight_rows + N * K, PREFETCH)
+    wait_for_inputs(EARLY)
     x_at = x_ptr + row * K + steps
     totals = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     totals_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)

@@ -43,7 +43,7 @@ from engine.ops.triton_codec import (
     residual_unit_kernel,
 )
 from engine.ops.triton_early import EARLY_START, can_start_early
-from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, sum_norm_kernel, swiglu_kernel
+from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, num_pieces, sum_norm_kernel, swiglu_kernel
 from engine.ops.triton_sampling import sample_kernel, speech_sample_kernel
 from engine.weights.quantize import FP8, Weight
 
@@ -65,6 +65,8 @@ MIN_UNIT_PROGRAMS = 80
 GEMV_COLUMNS = 8
 GEMV_DEPTHS = (512, 256)
 MIN_DEPTH = 128
+# Pieces of each row of weights that are fetched before the inputs are there.
+GEMV_AHEAD = 16
 # Of a depth that none of them divides.
 MAX_GEMV_PADDING = 1.15
 
@@ -99,9 +101,14 @@ class TritonOps(ReferenceOps):
         self.unit_channels, self.min_unit_programs = UNIT_CHANNELS, MIN_UNIT_PROGRAMS
         self.starts_early = "early" in self.on and can_start_early()
 
-    def early(self, rows: int) -> dict[str, bool]:
+    def early(self, rows: int) -> dict[str, int]:
         """Options of a launch for ``rows`` rows: with more, programs that wait hold back those of the other stream."""
         return EARLY_START if self.starts_early and rows <= self.max_gemv_rows else {}
+
+    def early_product(self, rows: int, row_bytes: int, ahead: int) -> dict[str, int]:
+        """The same for a product that reads ``row_bytes`` of each row of its weights."""
+        early = self.early(rows)
+        return early | {"PREFETCH": num_pieces(row_bytes, ahead)} if early else early
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -135,13 +142,15 @@ class TritonOps(ReferenceOps):
         self, x: Tensor, weight: Weight, out: Tensor, norm: Tensor | None, eps: float, swiglu: bool, add: bool,
         scale: Tensor | None = None,
     ) -> None:  # fmt: skip
+        assert isinstance(weight, Tensor)
         rows, size = x.shape
         num_out = out.shape[-1]
         depth = gemv_depth(size)
+        early = self.early_product(rows, size * weight.element_size(), GEMV_AHEAD)
         launch(gemv_kernel, num_out // GEMV_COLUMNS * rows)(
             x, weight, x if scale is None else scale, x if norm is None else norm, out, eps, num_out, size,
             ROWS=rows, NORM=norm is not None, SWIGLU=swiglu, ADD=add, SCALE=scale is not None, EVEN=size % depth == 0,
-            BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth, STAGES=4, num_warps=4, **self.early(rows),
+            BLOCK_N=GEMV_COLUMNS, BLOCK_K=depth, STAGES=4, num_warps=4, **early,
         )  # fmt: skip
 
     def launch_gemm(self, x: Tensor, weight: Weight, out: Tensor, num_parts: int, swiglu: bool) -> None:

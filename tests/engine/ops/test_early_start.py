@@ -1,4 +1,4 @@
-"""Kernels that start while the one before ends: each waits first, few rows use it, and results keep every bit."""
+"""Kernels that start while the one before ends: each waits for it, few rows use it, and results keep every bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine import ops as package
 from engine.ops.parallel_compile import intercept
 from engine.ops.params import ConvParams, ResidualStream
 
-ROWS, SIZE, STEPS, REPLAYS = 1, 512, 40, 25
+SIZE, STEPS, REPLAYS = 512, 40, 25
 
 
 def early_kernels() -> list[ast.FunctionDef]:
@@ -24,32 +24,77 @@ def early_kernels() -> list[ast.FunctionDef]:
     return [node for node in found if node.name.endswith("_kernel") and "EARLY" in [arg.arg for arg in node.args.args]]
 
 
-def test_every_kernel_that_starts_early_waits_first() -> None:
+def memory_accesses(node: ast.AST) -> list[str]:
+    calls = [ast.unparse(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return [name for name in calls if name in ("tl.load", "tl.store")]
+
+
+def test_every_kernel_that_starts_early_waits_before_it_reads_or_writes() -> None:
     kernels = early_kernels()
-    assert {"gemv_kernel", "paged_attention_kernel", "conv_kernel", "sample_kernel"} <= {node.name for node in kernels}
+    names = {"gemv_kernel", "paged_attention_kernel", "conv_kernel", "sample_kernel"}
+    assert names <= {node.name for node in kernels}
     for node in kernels:
-        first = node.body[ast.get_docstring(node) is not None]
-        assert ast.unparse(first) == "wait_for_inputs(EARLY)", node.name
+        texts = [ast.unparse(statement) for statement in node.body]
+        assert "wait_for_inputs(EARLY)" in texts, node.name
+        before = node.body[: texts.index("wait_for_inputs(EARLY)")]
+        assert not [name for statement in before for name in memory_accesses(statement)], node.name
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("rows", "disabled", "possible", "wanted"),
-    [(2, (), True, True), (3, (), True, False), (2, ("early",), True, False), (2, (), False, False)],
-)
-def test_few_rows_start_early_unless_it_is_off(
-    monkeypatch: pytest.MonkeyPatch, rows: int, disabled: tuple[str, ...], possible: bool, wanted: bool
-) -> None:
+def launched_options(monkeypatch: pytest.MonkeyPatch, run: Callable[..., object], off: Any, possible: bool) -> Any:
+    """Return the options of all launches of ``run(ops)``."""
     pytest.importorskip("triton")
     from engine.ops import triton_ops
 
     monkeypatch.setattr(triton_ops, "can_start_early", lambda: possible)
     launched: list[dict[str, Any]] = []
     with intercept(lambda kernel, grid, args, options: launched.append(options)):
-        run_convs(triton_ops.TritonOps(disabled), torch.zeros(rows, 4 + 6, SIZE), make_convs(torch.float32, "cpu"))
+        run(triton_ops.TritonOps(off))
     assert launched
+    return launched
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "off", "possible", "wanted"),
+    [(2, (), True, 1), (3, (), True, 0), (2, ("early",), True, 0), (2, (), False, 0)],
+)
+def test_decoding_starts_early_for_few_streams_unless_it_is_off(
+    monkeypatch: pytest.MonkeyPatch, rows: int, off: tuple[str, ...], possible: bool, wanted: int
+) -> None:
+    padded, convs = torch.zeros(rows, 4 + 6, SIZE), make_convs(torch.float32, "cpu")
+    for options in launched_options(monkeypatch, lambda ops: run_convs(ops, padded, convs), off, possible):
+        assert (options.get("EARLY", 0), options.get("launch_pdl", False)) == (wanted, wanted > 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "off", "possible", "wanted", "ahead"),
+    [
+        (2, (), True, 1, {16}),
+        (3, (), True, 0, set()),
+        (2, ("early",), True, 0, set()),
+        (2, (), False, 0, set()),
+    ],
+)
+def test_products_start_early_for_few_rows_unless_it_is_off(
+    monkeypatch: pytest.MonkeyPatch, rows: int, off: tuple[str, ...], possible: bool, wanted: int, ahead: set[int]
+) -> None:
+    weights = [(torch.zeros(8 * SIZE, SIZE), torch.zeros(SIZE, 4 * SIZE))]
+    launched = launched_options(
+        monkeypatch, lambda ops: run_products(ops, torch.zeros(rows, SIZE), weights), off, possible
+    )
     for options in launched:
-        assert (options.get("EARLY", False), options.get("launch_pdl", False)) == (wanted, wanted)
+        assert (options.get("EARLY", 0), options.get("launch_pdl", False)) == (wanted, wanted > 0)
+    assert {options["PREFETCH"] for options in launched if "PREFETCH" in options} == ahead
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("row_bytes", "wanted"), [(1024, 16), (1008, 0)])
+def test_short_rows_of_weights_are_not_fetched_ahead(row_bytes: int, wanted: int) -> None:
+    pytest.importorskip("triton")
+    from engine.ops.triton_linear import num_pieces
+
+    assert num_pieces(row_bytes, 16) == wanted
 
 
 def make_convs(dtype: torch.dtype, device: str) -> list[ConvParams]:
@@ -86,7 +131,7 @@ def test_early_start_keeps_every_bit() -> None:
         return torch.randn(*shape, device="cuda").to(torch.bfloat16)
 
     weights = [(random(8 * SIZE, SIZE) * SIZE**-0.5, random(SIZE, 4 * SIZE) * SIZE**-1.0) for _ in range(STEPS)]
-    convs, x, padded = STEPS // 2 * make_convs(torch.bfloat16, "cuda"), random(ROWS, SIZE), random(ROWS, 64 + 6, SIZE)
+    convs, x, padded = STEPS // 2 * make_convs(torch.bfloat16, "cuda"), random(1, SIZE), random(1, 64 + 6, SIZE)
     cases: list[tuple[Callable[..., torch.Tensor], torch.Tensor, Any]] = [
         (run_products, x, weights),
         (run_convs, padded, convs),
@@ -94,8 +139,8 @@ def test_early_start_keeps_every_bit() -> None:
     for run, given, params in cases:
         late: Any = TritonOps(disabled=["early"])
         early: Any = TritonOps()
-        assert early.early(ROWS)
-        assert not late.early(ROWS)
+        assert early.early(1)
+        assert not late.early(1)
         wanted = run(late, given, params)
         run(early, given, params)
         graph = torch.cuda.CUDAGraph()
