@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.ops.triton_early import wait_for_inputs
+from engine.ops.triton_early import start_next, wait_for_inputs
 
 # Query rows of a tile: the least a matrix product takes; those beyond the real ones are masked.
 NUM_Q = tl.constexpr(16)
@@ -53,8 +53,10 @@ def _fp8_halves(pairs):
 def kv_write_kernel(
     qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, eps, value_offset, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Keys and values of positions that others of this very call will read."""
+    wait_for_inputs(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(position_ptr + row)
     d = tl.arange(0, D)[None]
@@ -64,6 +66,7 @@ def kv_write_kernel(
     value = tl.load(heads + HEADS * D + d)
     block = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
     at = cache_ptr + ((block * PAGE + position % PAGE) * HEADS + head) * D + d
+    start_next(EARLY)
     tl.store(at, key.to(cache_ptr.dtype.element_ty))
     tl.store(at + value_offset, value.to(cache_ptr.dtype.element_ty))
 
@@ -145,6 +148,7 @@ def paged_attention_kernel(
     if FP8:
         total = tl.reshape(tl.join(total_even, total_odd), [NUM_Q, D])
     out = total / weight[:, None]
+    start_next(EARLY)
     out_at = out_ptr + row * (HEADS * GROUP * D) + (head * GROUP + group) * D + d
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=group < GROUP)
 
@@ -203,6 +207,7 @@ def predictor_attention_kernel(
                 best = higher
             at = (row * TOKENS + token) * (HEADS * GROUP * D) + (head * GROUP + group) * D
             tl.store(out_ptr + at + d, (total / weight[:, None]).to(out_ptr.dtype.element_ty))
+    start_next(EARLY)
     for token in tl.static_range(TOKENS):
         new_at = line + (start + token) * HEADS * D
         tl.store(new_at, keys[token])

@@ -1,7 +1,7 @@
 """Kernels that start while the one before ends (programmatic dependent launch, compute capability 9.0 on).
 
 A graph spends about a microsecond between two kernels, and a frame has several hundred. A kernel that is launched with
-``EARLY_START`` starts as soon as every program of the one before runs. It waits itself for the results. While it
+``launch_pdl`` starts as soon as every program of the one before lets it. It waits itself for the results. While it
 waits, the first of its weights come into the L2 cache.
 """
 
@@ -12,8 +12,11 @@ import triton
 import triton.language as tl
 from triton import knobs
 
+# When a kernel lets the next one start: as soon as it has waited, or before it writes.
+AT_START, AT_END = tl.constexpr(1), tl.constexpr(2)
 # Options of a launch: for the kernel, which then waits, and for Triton.
-EARLY_START: dict[str, int] = {"EARLY": True, "launch_pdl": True}
+EARLY_START: dict[str, int] = {"EARLY": AT_START.value, "launch_pdl": True}
+EARLY_END: dict[str, int] = {"EARLY": AT_END.value, "launch_pdl": True}
 EARLY_OPTIONS = {*EARLY_START, "PREFETCH"}
 
 
@@ -27,11 +30,19 @@ def can_start_early() -> bool:
 
 @triton.jit
 def wait_for_inputs(EARLY: tl.constexpr) -> None:
-    """Wait for the end of all earlier kernels, then let the next one start.
+    """Wait for the end of all earlier kernels; AT_START, let the next one start.
 
     It comes before all loads and stores of every kernel that has EARLY. A kernel that ends has thus waited for all
     before it.
     """
-    if EARLY:
+    if EARLY > 0:
         tl.extra.cuda.gdc_wait()
+    if EARLY == AT_START:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def start_next(EARLY: tl.constexpr) -> None:
+    """AT_END, let the next kernel start."""
+    if EARLY == AT_END:
         tl.extra.cuda.gdc_launch_dependents()

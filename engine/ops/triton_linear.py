@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.ops.triton_early import wait_for_inputs
+from engine.ops.triton_early import start_next, wait_for_inputs
 
 # Bytes that one prefetch brings.
 PIECE = tl.constexpr(64)
@@ -91,7 +91,7 @@ def gemv_kernel(
 def gemm_kernel(
     x_ptr, weight_ptr, x_scale_ptr, scale_ptr, out_ptr, rows, N, K,
     SWIGLU: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, SCALED: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False, PREFETCH: tl.constexpr = 0,
 ):  # fmt: skip
     """out[part] = x weight^T [rows, N] over that part of K; with SWIGLU weight is [2 N, K], and there is one part.
 
@@ -106,6 +106,12 @@ def gemm_kernel(
     steps = tl.multiple_of(part * depth, BLOCK_K) + tl.arange(0, BLOCK_K)[None]
     x_at = x_ptr + row[:, None] * K + steps
     weight_at = weight_ptr + columns[:, None] * K + steps
+    if PREFETCH > 0:
+        weight_rows = weight_ptr + columns * K + part * depth
+        prefetch_rows(weight_rows, PREFETCH)
+        if SWIGLU:
+            prefetch_rows(weight_rows + N * K, PREFETCH)
+    wait_for_inputs(EARLY)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     total_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(0, depth, BLOCK_K):
@@ -121,15 +127,18 @@ def gemm_kernel(
             total_up *= x_scale * tl.load(scale_ptr + N + columns)[None]
     if SWIGLU:
         total = total * tl.sigmoid(total) * total_up
+    start_next(EARLY)
     at = (part * rows + row)[:, None] * N + columns[None]
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=in_rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def sum_norm_kernel(
-    x_ptr, parts_ptr, weight_ptr, out_ptr, rows, eps, H: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, parts_ptr, weight_ptr, out_ptr, rows, eps, H: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """x [rows, H] += parts [PARTS, rows, H], summed up in their order; out = norm(x)."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < H
@@ -138,6 +147,7 @@ def sum_norm_kernel(
     for part in tl.static_range(PARTS):
         x += tl.load(parts_ptr + (part * rows + row) * H + at, mask=inside, other=0.0)
     rounded = x.to(x_ptr.dtype.element_ty)
+    start_next(EARLY)
     tl.store(x_ptr + row * H + at, rounded, mask=inside)
     x = rounded.to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps)
@@ -146,13 +156,17 @@ def sum_norm_kernel(
 
 
 @triton.jit
-def norm_kernel(x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr):
+def norm_kernel(
+    x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False
+):  # fmt: skip
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * H + at, mask=at < H, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + at, mask=at < H, other=0.0).to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x, 0) / H + eps)
     y = y.to(out_ptr.dtype.element_ty).to(tl.float32) * weight
+    start_next(EARLY)
     tl.store(out_ptr + row * H + at, y.to(out_ptr.dtype.element_ty), mask=at < H)
 
 

@@ -42,7 +42,7 @@ from engine.ops.triton_codec import (
     output_conv_kernel,
     residual_unit_kernel,
 )
-from engine.ops.triton_early import EARLY_START, can_start_early
+from engine.ops.triton_early import EARLY_END, EARLY_START, can_start_early
 from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, num_pieces, sum_norm_kernel, swiglu_kernel
 from engine.ops.triton_sampling import sample_kernel, speech_sample_kernel
 from engine.weights.quantize import FP8, Weight
@@ -52,8 +52,8 @@ MAX_GEMV_ROWS = 2
 # Above this cuBLAS wins, and what stands around a product stands alone.
 MAX_GEMM_ROWS = 64
 GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH = 64, 32, 64
-# Depth and stages of products with SwiGLU and of others.
-GEMM_SWIGLU, GEMM_ADD = (128, 3), (GEMM_DEPTH, 6)
+# Columns, depth and stages of products: that are added, with SwiGLU, others.
+GEMM_ADD, GEMM_SWIGLU, GEMM_PLAIN = (GEMM_COLUMNS, GEMM_DEPTH, 6), (32, 128, 3), (16, 64, 8)
 MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
 MIN_PAST_TILE = 4
 # Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own.
@@ -66,7 +66,7 @@ GEMV_COLUMNS = 8
 GEMV_DEPTHS = (512, 256)
 MIN_DEPTH = 128
 # Pieces of each row of weights that are fetched before the inputs are there.
-GEMV_AHEAD = 16
+GEMV_AHEAD, GEMM_AHEAD = 16, 4
 # Of a depth that none of them divides.
 MAX_GEMV_PADDING = 1.15
 
@@ -105,9 +105,13 @@ class TritonOps(ReferenceOps):
         """Options of a launch for ``rows`` rows: with more, programs that wait hold back those of the other stream."""
         return EARLY_START if self.starts_early and rows <= self.max_gemv_rows else {}
 
+    def early_layer(self, rows: int) -> dict[str, int]:
+        """The same for a layer's kernels: with more rows each lets the next one start late, so that little waits."""
+        return self.early(rows) or (EARLY_END if self.starts_early and rows <= self.max_gemm_rows else {})
+
     def early_product(self, rows: int, row_bytes: int, ahead: int) -> dict[str, int]:
         """The same for a product that reads ``row_bytes`` of each row of its weights."""
-        early = self.early(rows)
+        early = self.early_layer(rows)
         return early | {"PREFETCH": num_pieces(row_bytes, ahead)} if early else early
 
     # -- products ------------------------------------------------------------------------------------------------
@@ -119,7 +123,10 @@ class TritonOps(ReferenceOps):
         size = x.shape[-1]
         block = power_of_two(size)
         warps = 4 if block <= 2048 else 8
-        launch(norm_kernel, x.numel() // size)(x, weight, out, eps, H=size, BLOCK=block, num_warps=warps)
+        rows = x.numel() // size
+        launch(norm_kernel, rows)(
+            x, weight, out, eps, H=size, BLOCK=block, num_warps=warps, **self.early_layer(rows)
+        )  # fmt: skip
         return out
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
@@ -154,12 +161,16 @@ class TritonOps(ReferenceOps):
         )  # fmt: skip
 
     def launch_gemm(self, x: Tensor, weight: Weight, out: Tensor, num_parts: int, swiglu: bool) -> None:
+        assert isinstance(weight, Tensor)
         rows, size = x.shape
         num_out = out.shape[-1]
-        depth, stages = GEMM_SWIGLU if swiglu and size % GEMM_SWIGLU[0] == 0 else GEMM_ADD
-        launch(gemm_kernel, num_out // GEMM_COLUMNS * num_parts, triton.cdiv(rows, GEMM_ROWS))(
+        columns, depth, stages = GEMM_SWIGLU if swiglu else GEMM_ADD if num_parts > 1 else GEMM_PLAIN
+        if size % depth:
+            columns, depth, stages = GEMM_ADD
+        early = self.early_product(rows, size // num_parts * weight.element_size(), GEMM_AHEAD)
+        launch(gemm_kernel, num_out // columns * num_parts, triton.cdiv(rows, GEMM_ROWS))(
             x, weight, x, x, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts, EXACT=x.dtype == torch.float32,
-            SCALED=False, BLOCK_M=GEMM_ROWS, BLOCK_N=GEMM_COLUMNS, BLOCK_K=depth, num_warps=4, num_stages=stages,
+            SCALED=False, BLOCK_M=GEMM_ROWS, BLOCK_N=columns, BLOCK_K=depth, num_warps=4, num_stages=stages, **early,
         )  # fmt: skip
 
     def add_rms_norm(self, residual: ResidualStream, weight: Tensor, eps: float) -> Tensor:
@@ -172,7 +183,7 @@ class TritonOps(ReferenceOps):
         block = power_of_two(size)
         launch(sum_norm_kernel, rows)(
             x, parts, weight, out, rows, eps, H=size, PARTS=parts.shape[0], BLOCK=block,
-            num_warps=8 if block < 1024 else 16,
+            num_warps=8 if block < 1024 else 16, **self.early_layer(rows),
         )  # fmt: skip
         return out
 
@@ -195,11 +206,16 @@ class TritonOps(ReferenceOps):
     ) -> Tensor:
         (rows, size), num_out = residual.x.shape, weight.shape[0]
         weight = self.operand(weight, rows, residual.x.dtype)
-        if not self.fits_gemv(rows, size, num_out):
+        is_gemv = self.fits_gemv(rows, size, num_out)
+        # A product of cuBLAS takes as long, but does not start early.
+        is_gemm = self.fits_gemm(rows, size, num_out) and bool(self.early_layer(rows))
+        if not is_gemv and not is_gemm:
             return super().norm_linear(residual, norm_weight, eps, weight, bias)
-        x = self.flush_residual(residual)
-        out = x.new_empty(rows, num_out)
-        self.launch_gemv(x, weight, out, norm_weight, eps, swiglu=False, add=False)
+        out = residual.x.new_empty(rows, num_out)
+        if is_gemv:
+            self.launch_gemv(self.flush_residual(residual), weight, out, norm_weight, eps, swiglu=False, add=False)
+        else:
+            self.launch_gemm(self.add_rms_norm(residual, norm_weight, eps), weight, out, 1, swiglu=False)
         return out if bias is None else out + bias
 
     def norm_swiglu(self, residual: ResidualStream, norm_weight: Tensor, eps: float, weight: Weight) -> Tensor:
@@ -248,12 +264,12 @@ class TritonOps(ReferenceOps):
         if together:
             launch(kv_write_kernel, rows, heads)(
                 qkv, norms[1], *rope, cache, tables, positions, eps, cache.stride(0), tables.stride(0),
-                **shape, num_warps=1,
+                **shape, num_warps=1, **self.early_layer(rows),
             )  # fmt: skip
         launch(paged_attention_kernel, heads, rows)(
             qkv, *norms, *rope, cache, tables, positions, out, eps, size**-0.5, cache.stride(0), tables.stride(0),
             **shape, BLOCK=block, WRITE=not together, EXACT=qkv.dtype == torch.float32, FP8=cache.dtype == FP8,
-            num_warps=warps, num_stages=stages, **self.early(rows),
+            num_warps=warps, num_stages=stages, **self.early_layer(rows),
         )  # fmt: skip
         return out
 
@@ -275,7 +291,7 @@ class TritonOps(ReferenceOps):
         launch(predictor_attention_kernel, rows, heads)(
             qkv, *norms, *rope, cache, out, eps, size**-0.5, cache.stride(0), start,
             HEADS=heads, GROUP=group, D=size, LENGTH=length, TOKENS=num_tokens,
-            PAST=max(MIN_PAST_TILE, power_of_two(start)) if start else 0, num_warps=1, **self.early(rows),
+            PAST=max(MIN_PAST_TILE, power_of_two(start)) if start else 0, num_warps=1, **self.early_layer(rows),
         )  # fmt: skip
         return out
 
@@ -310,7 +326,7 @@ class TritonOps(ReferenceOps):
             none if table is None else table, none if following is None else following, WIDTH=size,
             V=width, BLOCK=power_of_two(width), BITS=16 if is_bf16 else 32, FIRST=bool(first),
             NEXT=table is not None, WIDTH_BLOCK=power_of_two(size),
-            num_warps=8, **self.early(rows),
+            num_warps=8, **(EARLY_START if self.early_layer(rows) else {}),
         )  # fmt: skip
         return out
 

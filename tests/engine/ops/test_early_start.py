@@ -13,9 +13,9 @@ import torch
 
 from engine import ops as package
 from engine.ops.parallel_compile import intercept
-from engine.ops.params import ConvParams, ResidualStream
+from engine.ops.params import ConvParams, PagedCall, ResidualStream
 
-SIZE, STEPS, REPLAYS = 512, 40, 25
+SIZE, HEAD, STEPS, REPLAYS = 512, 128, 40, 25
 
 
 def early_kernels() -> list[ast.FunctionDef]:
@@ -31,7 +31,7 @@ def memory_accesses(node: ast.AST) -> list[str]:
 
 def test_every_kernel_that_starts_early_waits_before_it_reads_or_writes() -> None:
     kernels = early_kernels()
-    names = {"gemv_kernel", "paged_attention_kernel", "conv_kernel", "sample_kernel"}
+    names = {"gemv_kernel", "gemm_kernel", "sum_norm_kernel", "kv_write_kernel", "conv_kernel", "sample_kernel"}
     assert names <= {node.name for node in kernels}
     for node in kernels:
         texts = [ast.unparse(statement) for statement in node.body]
@@ -71,18 +71,18 @@ def test_decoding_starts_early_for_few_streams_unless_it_is_off(
     ("rows", "off", "possible", "wanted", "ahead"),
     [
         (2, (), True, 1, {16}),
-        (3, (), True, 0, set()),
-        (2, ("early",), True, 0, set()),
-        (2, (), False, 0, set()),
+        (3, (), True, 2, {4}),
+        (64, (), True, 2, {4}),
+        (65, (), True, 0, set()),
+        (3, ("early",), True, 0, set()),
+        (3, (), False, 0, set()),
     ],
 )
-def test_products_start_early_for_few_rows_unless_it_is_off(
+def test_layers_start_early_for_some_rows_unless_it_is_off(
     monkeypatch: pytest.MonkeyPatch, rows: int, off: tuple[str, ...], possible: bool, wanted: int, ahead: set[int]
 ) -> None:
-    weights = [(torch.zeros(8 * SIZE, SIZE), torch.zeros(SIZE, 4 * SIZE))]
-    launched = launched_options(
-        monkeypatch, lambda ops: run_products(ops, torch.zeros(rows, SIZE), weights), off, possible
-    )
+    x, weights = torch.zeros(rows, SIZE), 2 * [(torch.zeros(8 * SIZE, SIZE), torch.zeros(SIZE, 3 * SIZE))]
+    launched = launched_options(monkeypatch, lambda ops: run_layers(ops, x, weights), off, possible)
     for options in launched:
         assert (options.get("EARLY", 0), options.get("launch_pdl", False)) == (wanted, wanted > 0)
     assert {options["PREFETCH"] for options in launched if "PREFETCH" in options} == ahead
@@ -111,12 +111,19 @@ def run_convs(ops: Any, padded: torch.Tensor, convs: list[ConvParams]) -> torch.
     return x
 
 
-def run_products(ops: Any, x: torch.Tensor, weights: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    residual = ResidualStream(x.clone())
+def run_layers(ops: Any, x: torch.Tensor, weights: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Layers whose attention, of 2 heads of keys and 12 of queries, reads what SwiGLU writes."""
+    rows, residual, ones = x.shape[0], ResidualStream(x.clone()), torch.ones(SIZE, dtype=x.dtype, device=x.device)
+    angles = torch.arange(64, device=x.device)[:, None] * torch.ones(HEAD // 2, device=x.device)
+    positions = torch.arange(rows, device=x.device, dtype=torch.int32) % 64
+    tables = torch.arange(4, device=x.device, dtype=torch.int32).expand(rows, -1).contiguous()
+    cache = torch.zeros(2, 4, 16, 2, HEAD, dtype=x.dtype, device=x.device)
+    call = PagedCall(tables, positions, (angles.cos(), angles.sin()), together=True)
     for both, back in weights:
-        y = ops.norm_swiglu(residual, torch.ones_like(x[0]), 1e-6, both)
+        y = ops.norm_swiglu(residual, ones, 1e-6, both)
+        y = ops.paged_attention(y, (ones[:HEAD], ones[:HEAD]), 1e-6, cache, call)
         ops.add_linear(residual, y, back)
-    return residual.x
+    return ops.flush_residual(residual)
 
 
 @pytest.mark.gpu
@@ -124,23 +131,24 @@ def run_products(ops: Any, x: torch.Tensor, weights: list[tuple[torch.Tensor, to
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0), reason="needs CUDA of Hopper"
 )
 @pytest.mark.skipif("TRITON_OVERRIDE_ARCH" in os.environ, reason="runs the code of another target")
-def test_early_start_keeps_every_bit() -> None:
+@pytest.mark.parametrize("rows", [1, 40])
+def test_early_start_keeps_every_bit(rows: int) -> None:
     from engine.ops.triton_ops import TritonOps
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda").to(torch.bfloat16)
 
-    weights = [(random(8 * SIZE, SIZE) * SIZE**-0.5, random(SIZE, 4 * SIZE) * SIZE**-1.0) for _ in range(STEPS)]
-    convs, x, padded = STEPS // 2 * make_convs(torch.bfloat16, "cuda"), random(1, SIZE), random(1, 64 + 6, SIZE)
+    weights = [(random(8 * SIZE, SIZE) * SIZE**-0.5, random(SIZE, 3 * SIZE) * SIZE**-1.0) for _ in range(STEPS)]
+    convs, x, padded = STEPS // 2 * make_convs(torch.bfloat16, "cuda"), random(rows, SIZE), random(1, 64 + 6, SIZE)
     cases: list[tuple[Callable[..., torch.Tensor], torch.Tensor, Any]] = [
-        (run_products, x, weights),
+        (run_layers, x, weights),
         (run_convs, padded, convs),
     ]
     for run, given, params in cases:
         late: Any = TritonOps(disabled=["early"])
         early: Any = TritonOps()
-        assert early.early(1)
-        assert not late.early(1)
+        assert early.early_layer(rows)
+        assert not late.early_layer(rows)
         wanted = run(late, given, params)
         run(early, given, params)
         graph = torch.cuda.CUDAGraph()

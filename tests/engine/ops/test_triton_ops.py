@@ -246,6 +246,18 @@ def test_a_product_is_shared_out_among_multiprocessors(size: int, num_out: int, 
     assert gemm_split_k(size, num_out) == wanted
 
 
+@pytest.mark.parametrize("size", [256, 320])
+def test_product_with_norm_where_layers_start_early(
+    fused: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, size: int
+) -> None:
+    """The product is the kernel's, not cuBLAS's, also where nothing can start early."""
+    monkeypatch.setattr(fused, "early_layer", lambda rows: {"EARLY": 0})
+    monkeypatch.setattr(fused, "early_product", lambda *args: {})
+    monkeypatch.delattr(ReferenceOps, "norm_linear")
+    x, norm, weight = random(40, size, dtype=dtype), random(size, dtype=dtype), random(128, size, dtype=dtype)
+    check(fused.norm_linear(ResidualStream(x), norm, EPS, weight), PLAIN.rms_norm(x, norm, EPS) @ weight.t(), dtype)
+
+
 def test_norm_and_swiglu_alone(fused: Any, dtype: torch.dtype) -> None:
     x, weight = random(7, 96, dtype=dtype), random(96, dtype=dtype)
     check(fused.rms_norm(x, weight, EPS), PLAIN.rms_norm(x, weight, EPS), dtype)
