@@ -17,7 +17,7 @@ from engine.ops.parallel_compile import launch
 from engine.ops.params import ResidualStream
 from engine.ops.tiles import NUM_MULTIPROCESSORS
 from engine.ops.triton_linear import gemm_kernel
-from engine.ops.triton_ops import GEMV_COLUMNS, MIN_DEPTH, MIN_GEMM_PROGRAMS, TritonOps, power_of_two
+from engine.ops.triton_ops import GEMM_AHEAD, GEMV_COLUMNS, MIN_DEPTH, MIN_GEMM_PROGRAMS, TritonOps, power_of_two
 from engine.ops.triton_quantized import norm_quantize_kernel, quantize_rows_kernel
 from engine.weights.quantize import FP8, QuantizedWeight, Weight
 
@@ -68,7 +68,7 @@ class QuantizedTritonOps(TritonOps):
         if fused is None:
             return super().norm_linear(residual, norm_weight, eps, weight, bias)
         if rows > self.max_gemv_rows:
-            out = multiply(self.add_norm_quantize(residual, norm_weight, eps), fused, residual.x.dtype)
+            out = self.multiply(self.add_norm_quantize(residual, norm_weight, eps), fused, residual.x.dtype)
         else:
             x = self.flush_residual(residual)
             out = x.new_empty(rows, fused.shape[0])
@@ -88,8 +88,8 @@ class QuantizedTritonOps(TritonOps):
         x8 = self.add_norm_quantize(residual, norm_weight, eps)
         tile = fp8_tile(rows, out.shape[1], swiglu=True)
         if tile is None:
-            return self.swiglu(multiply(x8, fused, residual.x.dtype))
-        launch_fp8_gemm(x8, fused, out, 1, tile, swiglu=True)
+            return self.swiglu(self.multiply(x8, fused, residual.x.dtype))
+        self.launch_fp8_gemm(x8, fused, out, 1, tile, swiglu=True)
         return out
 
     def add_linear(self, residual: ResidualStream, y: Tensor, weight: Weight) -> None:
@@ -104,9 +104,9 @@ class QuantizedTritonOps(TritonOps):
         elif tile := fp8_tile(rows, num_out, swiglu=False):
             num_parts = fp8_split_k(rows, size, num_out, tile)
             residual.parts = torch.empty(num_parts, rows, num_out, dtype=torch.float32, device=x.device)
-            launch_fp8_gemm(quantize_rows(y), fused, residual.parts, num_parts, tile, swiglu=False)
+            self.launch_fp8_gemm(self.quantize_rows(y), fused, residual.parts, num_parts, tile, swiglu=False)
         else:
-            residual.parts = multiply(quantize_rows(y), fused, x.dtype)[None]
+            residual.parts = self.multiply(self.quantize_rows(y), fused, x.dtype)[None]
 
     def add_norm_quantize(self, residual: ResidualStream, norm: Tensor, eps: float) -> Fp8Rows:
         """Add what is to be added to the stream; return its norm in fp8."""
@@ -117,9 +117,40 @@ class QuantizedTritonOps(TritonOps):
         block = power_of_two(size)
         launch(norm_quantize_kernel, rows)(
             x, x if parts is None else parts, norm, *out, rows, eps, H=size, PARTS=0 if parts is None else len(parts),
-            BLOCK=block, num_warps=4 if block <= 2048 else 8,
+            BLOCK=block, num_warps=4 if block <= 2048 else 8, **self.early_layer(rows),
         )  # fmt: skip
         return out
+
+    def quantize_rows(self, x: Tensor) -> Fp8Rows:
+        """x [rows, K] in fp8: the largest value of each row is exact."""
+        out, (rows, size) = new_fp8_rows(x), x.shape
+        block = power_of_two(size)
+        launch(quantize_rows_kernel, rows)(
+            x, *out, K=size, BLOCK=block, num_warps=4 if block <= 4096 else 8, **self.early_layer(rows)
+        )  # fmt: skip
+        return out
+
+    def multiply(self, x: Fp8Rows, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+        """x [rows, K] -> [rows, out]."""
+        rows, num_out = x.data.shape[0], weight.shape[0]
+        tile = fp8_tile(rows, num_out, swiglu=False)
+        if tile is not None or dtype != torch.bfloat16:
+            out = x.scale.new_empty(rows, num_out, dtype=dtype)
+            self.launch_fp8_gemm(x, weight, out, 1, tile or TILE, swiglu=False)
+            return out
+        scales = x.scale, F.ScalingType.RowWise, weight.scale[None], F.ScalingType.RowWise
+        return F.scaled_mm(x.data, weight.data.t(), *scales, output_dtype=dtype, use_fast_accum=True)
+
+    def launch_fp8_gemm(
+        self, x: Fp8Rows, weight: QuantizedWeight, out: Tensor, num_parts: int, tile: Fp8Tile, swiglu: bool
+    ) -> None:
+        rows, size = x.data.shape
+        num_out = out.shape[-1]
+        launch(gemm_kernel, num_out // tile.columns * num_parts, triton.cdiv(rows, tile.rows))(
+            x.data, weight.data, x.scale, weight.scale, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts,
+            EXACT=False, SCALED=True, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile_depth(size),
+            num_warps=tile.warps, num_stages=tile.stages, **self.early_product(rows, size // num_parts, GEMM_AHEAD),
+        )  # fmt: skip
 
 
 def fp8_tile(rows: int, num_out: int, swiglu: bool) -> Fp8Tile | None:
@@ -149,37 +180,3 @@ def fp8_split_k(rows: int, size: int, num_out: int, tile: Fp8Tile) -> int:
 def new_fp8_rows(like: Tensor) -> Fp8Rows:
     scale = torch.empty(like.shape[0], 1, dtype=torch.float32, device=like.device)
     return Fp8Rows(torch.empty_like(like, dtype=FP8), scale)
-
-
-def quantize_rows(x: Tensor) -> Fp8Rows:
-    """x [rows, K] in fp8: the largest value of each row is exact."""
-    out, (rows, size) = new_fp8_rows(x), x.shape
-    block = power_of_two(size)
-    launch(quantize_rows_kernel, rows)(x, *out, K=size, BLOCK=block, num_warps=4 if block <= 4096 else 8)
-    return out
-
-
-def multiply(x: Fp8Rows, weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
-    """x [rows, K] -> [rows, out]."""
-    rows, num_out = x.data.shape[0], weight.shape[0]
-    tile = fp8_tile(rows, num_out, swiglu=False)
-    if tile is not None or dtype != torch.bfloat16:
-        out = x.scale.new_empty(rows, num_out, dtype=dtype)
-        launch_fp8_gemm(x, weight, out, 1, tile or TILE, swiglu=False)
-        return out
-    by_row = F.ScalingType.RowWise
-    return F.scaled_mm(
-        x.data, weight.data.t(), x.scale, by_row, weight.scale[None], by_row, output_dtype=dtype, use_fast_accum=True
-    )
-
-
-def launch_fp8_gemm(
-    x: Fp8Rows, weight: QuantizedWeight, out: Tensor, num_parts: int, tile: Fp8Tile, swiglu: bool
-) -> None:
-    rows, size = x.data.shape
-    num_out = out.shape[-1]
-    launch(gemm_kernel, num_out // tile.columns * num_parts, triton.cdiv(rows, tile.rows))(
-        x.data, weight.data, x.scale, weight.scale, out, rows, num_out, size, SWIGLU=swiglu, PARTS=num_parts,
-        EXACT=False, SCALED=True, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile_depth(size),
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip

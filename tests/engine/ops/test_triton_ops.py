@@ -157,14 +157,12 @@ def test_int4_weights_are_converted_in_registers_by_rows(int4: Any, rows: int, i
 
 
 @pytest.mark.parametrize(("rows", "num_out"), [(1, 256), (5, 256), (64, 256), (70, 256), (260, 2880)])
-def test_fp8_product_equals_dequantized_product(dtype: torch.dtype, rows: int, num_out: int) -> None:
-    from engine.ops.quantized_ops import multiply, quantize_rows
-
+def test_fp8_product_equals_dequantized_product(quantized: Any, dtype: torch.dtype, rows: int, num_out: int) -> None:
     x, weight = random(rows, 512, dtype=dtype), quantize(random(num_out, 512))
-    rounded = quantize_rows(x)
+    rounded = quantized.quantize_rows(x)
     given = rounded.data.float() * rounded.scale
     check(given, x, dtype, FP8_TOLERANCE)
-    check(multiply(rounded, weight, dtype), given @ weight.dequantize(torch.float32).t(), dtype, 1e-2)
+    check(quantized.multiply(rounded, weight, dtype), given @ weight.dequantize(torch.float32).t(), dtype, 1e-2)
 
 
 @pytest.mark.parametrize(
