@@ -1,20 +1,49 @@
-"""Kernels compiled in parallel before they are launched one after another."""
+"""Kernels compiled in parallel before they are launched one after another.
+
+Triton's compiler is in large part Python, so that threads of one process take turns: each worker is a process.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Callable, Hashable, Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
-MAX_THREADS = 16
+log = logging.getLogger(__name__)
+
+MAX_WORKERS = 16
+WORKER_COMMAND = (sys.executable, "-P", "-m", "engine.ops.compile_worker")
 # Receives a kernel, its grid, its arguments and options instead of the device.
 Sink = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
+Result = TypeVar("Result")
 _sink: Sink | None = None
+
+
+class KernelNotCached(Exception):
+    """A kernel has to be compiled."""
+
+
+class CompileRequest(NamedTuple):
+    """A kernel by module and name, what Triton specializes it on, and the GPU as backend, architecture, warp size."""
+
+    module: str
+    name: str
+    specialization: str
+    target: tuple[str, int, int]
 
 
 def is_compile_only() -> bool:
@@ -41,6 +70,94 @@ def intercept(sink: Sink) -> Iterator[None]:
         _sink = None
 
 
+def run_compiled(run: Callable[[], Result], launch_all: Callable[[], object]) -> Result:
+    """Return what ``run`` returns. At its first kernel that Triton's cache lacks it is given up, the kernels that
+    ``launch_all`` launches are compiled in parallel, and it runs again.
+    """
+    try:
+        with _stop_at_compilation():
+            return run()
+    except KernelNotCached:
+        start = time.perf_counter()
+    try:
+        with compile_only():
+            launch_all()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        log.warning("parallel kernel compilation unavailable; compiling on demand", exc_info=True)
+    else:
+        log.info("kernels compiled in %.1f s", time.perf_counter() - start)
+    return run()
+
+
+@contextmanager
+def _stop_at_compilation() -> Iterator[None]:
+    """Raise ``KernelNotCached`` if Triton's cache is empty, or behind the first kernel that had to be compiled."""
+    try:
+        from triton import knobs
+    except ImportError:  # there are no kernels
+        yield
+        return
+
+    def stop(*, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            raise KernelNotCached
+
+    folder = Path(knobs.cache.dir)
+    if not folder.exists() or not any(folder.iterdir()):
+        raise KernelNotCached
+    before, knobs.compilation.listener = knobs.compilation.listener, stop
+    try:
+        yield
+    finally:
+        knobs.compilation.listener = before
+
+
+@contextmanager
+def compile_only() -> Iterator[None]:
+    """Kernels launched herein do not run; at the end all are compiled. Those that fail raise when they are launched."""
+    with ExitStack() as stack:
+        num_workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
+        workers = [CompileWorker(stack) for _ in range(num_workers)]
+        with compile_requests(workers) as submit, record_requests(submit) as requests:
+            yield
+        build_launchers(requests)
+
+
+@contextmanager
+def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[list[CompileRequest]]:
+    """Submit what Triton would compile for the launches herein, which do not run, and list it."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    requests: list[CompileRequest] = []
+    # A repeated request takes Triton longer than a launch.
+    asked_for: set[Hashable] = set()
+
+    def ask_for(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        key = kernel, *map(_kind, args), *options.items()
+        if key not in asked_for:
+            asked_for.add(key)
+            kernel.warmup(*args, grid=grid, **options)
+
+    def record(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        """Return whether Triton is to leave it at that."""
+        target = driver.active.get_current_target()
+        place = target.backend, target.arch, target.warp_size
+        request = CompileRequest(fn.module, fn.name, compile["specialization_data"], place)
+        requests.append(request)
+        submit(request)
+        return True
+
+    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, record
+    try:
+        with intercept(ask_for):
+            yield requests
+    finally:
+        knobs.runtime.jit_cache_hook = before
+
+
 def _kind(value: Any) -> Hashable:
     """Return the key of a compilation: at least what Triton specializes on."""
     if isinstance(value, Tensor):
@@ -50,20 +167,60 @@ def _kind(value: Any) -> Hashable:
     return type(value).__name__
 
 
+class CompileWorker:
+    """A process that compiles one kernel at a time; it ends with ``stack``."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(WORKER_COMMAND, stdin=pipe, stdout=pipe, bufsize=0, env=environment)
+        stack.enter_context(self._process)
+        stack.callback(self._process.kill)  # by itself it takes long to end
+
+    def compile(self, request: CompileRequest) -> None:
+        """Raises ``OSError`` if the process has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise OSError("a process that compiles kernels has ended")
+        if error := answer.strip():
+            log.debug("%s was not compiled: %s", request.name, error.decode())
+
+
 @contextmanager
-def compile_only() -> Iterator[None]:
-    """Kernels launched herein do not run; at the end all are compiled. Those that fail raise when they are launched."""
-    from triton import AsyncCompileMode
+def compile_requests(workers: Sequence[CompileWorker]) -> Iterator[Callable[[CompileRequest], None]]:
+    """Submit requests to the workers; at the end all are compiled but those of workers that have ended."""
+    waiting: SimpleQueue[CompileRequest | None] = SimpleQueue()
 
-    # A repeated request takes Triton longer than a launch.
-    asked_for: set[Hashable] = set()
+    def feed(worker: CompileWorker) -> None:
+        try:
+            while request := waiting.get():
+                worker.compile(request)
+        except OSError as error:
+            log.warning("%s", error)
 
-    def compile_kernel(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        key = kernel, *map(_kind, args), *options.items()
-        if key not in asked_for:
-            asked_for.add(key)
-            kernel.warmup(*args, grid=grid, **options)
+    with ThreadPoolExecutor(len(workers)) as threads:
+        feeding = [threads.submit(feed, worker) for worker in workers]
+        try:
+            yield waiting.put
+        finally:
+            for _ in feeding:
+                waiting.put(None)
 
-    threads = ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))))
-    with threads, AsyncCompileMode(threads, ignore_errors=True), intercept(compile_kernel):
-        yield
+
+def build_launchers(requests: Sequence[CompileRequest]) -> None:
+    """Load one kernel of each signature: before Triton 3.7 a C compiler then builds what launches them."""
+    if not torch.cuda.is_available():
+        return
+    device = torch.cuda.current_device()
+
+    def load(request: CompileRequest) -> None:
+        # What fails raises when it is launched, and another device's kernels cannot be loaded here.
+        with suppress(Exception), torch.cuda.device(device):
+            _ = getattr(import_module(request.module), request.name).preload(request.specialization).run
+
+    by_signature = {str(json.loads(request.specialization)["signature"]): request for request in requests}
+    with ThreadPoolExecutor(MAX_WORKERS) as threads:
+        list(threads.map(load, by_signature.values()))

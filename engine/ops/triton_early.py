@@ -7,7 +7,6 @@ waits, the first of its weights come into the L2 cache.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from triton import knobs
@@ -22,6 +21,8 @@ EARLY_OPTIONS = {*EARLY_START, "PREFETCH"}
 
 def can_start_early() -> bool:
     """Return whether kernels are compiled for the GPUs that are here, and all of them can start kernels early."""
+    import torch  # not where kernels are only compiled
+
     if knobs.runtime.interpret or knobs.runtime.override_arch or not torch.cuda.is_available():
         return False
     # Frames and decoding may run on different ones.

@@ -41,10 +41,10 @@ class GraphSet:
     ) -> None:  # fmt: skip
         """``priority_of`` a key: that of its kernels beside those of other streams, the smaller the sooner."""
         self._run, self._device, self.priority_of = run, device, priority_of
-        self._captures = enabled and device.type == "cuda"
+        self.captures = enabled and device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._has_run: set[Hashable] = set()
-        self._pool = torch.cuda.graph_pool_handle() if self._captures else None
+        self._pool = torch.cuda.graph_pool_handle() if self.captures else None
         # To record on, by priority, which a graph keeps wherever it is replayed. The set's own: the scratch memory of
         # products goes by stream, and two sets may run at once.
         self._streams: dict[int, torch.cuda.Stream] = {}
@@ -53,14 +53,14 @@ class GraphSet:
         return len(self._graphs)
 
     def capture(self, *key: int) -> None:
-        if self._captures and key not in self._graphs:
+        if self.captures and key not in self._graphs:
             self.warm_up(*key)
             with torch.cuda.device(self._device):
                 self._record(*key)
 
     def warm_up(self, *key: int) -> None:
         """Run the computation once, over whatever the buffers hold."""
-        if self._captures:
+        if self.captures:
             with torch.cuda.device(self._device):
                 self._run(*key)
 
@@ -79,7 +79,7 @@ class GraphSet:
     def replay(self, *key: int) -> None:
         """Run the computation of ``key`` in the current stream's order."""
         if key not in self._graphs:
-            if not self._captures or key not in self._has_run:
+            if not self.captures or key not in self._has_run:
                 self._has_run.add(key)
                 self._run(*key)
                 return

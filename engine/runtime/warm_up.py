@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.ops.parallel_compile import compile_only
+from engine.ops.parallel_compile import run_compiled
 from engine.runtime.call_planner import CALL_FRAMES
 from engine.runtime.codec_runners import GraphCodec
 from engine.runtime.runner import GraphKey, GraphRunner
@@ -16,31 +16,24 @@ from engine.runtime.step_model import StepTimeTable
 
 log = logging.getLogger(__name__)
 
-# The first graph takes no longer where its kernels have been compiled before.
-COLD_COMPILE_THRESHOLD_S = 4.0
-
 
 def capture_graphs(keys: Sequence[GraphKey]) -> None:
+    """Capture all; kernels that Triton's cache lacks are compiled in parallel, for in sequence that takes a minute."""
+
+    def capture() -> None:
+        for number, (graphs, key) in enumerate(keys, 1):
+            graphs.capture(*key)
+            log.debug("graph %d of %d: %s, %.1f s", number, len(keys), key, time.perf_counter() - start)
+
+    def run_all() -> None:
+        for graphs, key in keys:
+            graphs.warm_up(*key)
+
+    if not any(graphs.captures for graphs, _ in keys):
+        return
     start = time.perf_counter()
-    for number, (graphs, key) in enumerate(keys, 1):
-        graphs.capture(*key)
-        if number == 1 and time.perf_counter() - start > COLD_COMPILE_THRESHOLD_S:
-            precompile_kernels(keys)
-        log.debug("graph %d of %d: %s, %.1f s", number, len(keys), key, time.perf_counter() - start)
+    run_compiled(capture, run_all)
     log.info("%d graphs in %.1f s", len(keys), time.perf_counter() - start)
-
-
-def precompile_kernels(keys: Sequence[GraphKey]) -> None:
-    """Compile the kernels of all graphs in parallel: in sequence that takes a minute."""
-    start = time.perf_counter()
-    try:
-        with compile_only():
-            for graphs, key in keys:
-                graphs.warm_up(*key)
-    except Exception:
-        log.warning("parallel kernel compilation unavailable; compiling on demand", exc_info=True)
-    else:
-        log.info("kernels compiled in %.1f s", time.perf_counter() - start)
 
 
 def measure_step_times(runner: GraphRunner, codec: GraphCodec) -> StepTimeTable | None:

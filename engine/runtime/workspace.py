@@ -13,7 +13,7 @@ from engine.errors import InvalidRequest
 from engine.memory.budget import GB, free_bytes
 from engine.memory.kv_cache import PagedKV
 from engine.models.base import FrameProgramProtocol, SpeechModel
-from engine.ops.parallel_compile import compile_only
+from engine.ops.parallel_compile import run_compiled
 from engine.runtime.call_planner import CALL_FRAMES
 from engine.runtime.codec_runners import GraphCodec
 
@@ -92,22 +92,11 @@ def call_groups(program: FrameProgramProtocol, codec: GraphCodec | None, config:
 
 def workspace_bytes(groups: list[list[Run]], device: torch.device) -> int:
     """Bytes for all groups: calls of one share memory, groups do not, and a call runs once before it is captured."""
-    compile_kernels(groups)
-    peaks = [max(peak_bytes(run, device) for run in group) for group in groups]
+    peaks = run_compiled(
+        lambda: [max(peak_bytes(run, device) for run in group) for group in groups],
+        lambda: [run() for group in groups for run in group],
+    )
     return int(SPARE * (sum(peaks) + max(peaks))) + STREAM_BYTES * len(groups)
-
-
-def compile_kernels(groups: list[list[Run]]) -> None:
-    """Compile in parallel; what fails compiles when it is launched."""
-    try:
-        with compile_only():
-            for group in groups:
-                for run in group:
-                    run()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
-        log.warning("parallel kernel compilation unavailable; compiling on demand", exc_info=True)
 
 
 def peak_bytes(run: Run, device: torch.device) -> int:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.ops.parallel_compile import compile_only, launch
-
-pytest.importorskip("triton")
+from engine.ops import parallel_compile
+from engine.ops.parallel_compile import (
+    CompileRequest,
+    CompileWorker,
+    compile_only,
+    compile_requests,
+    intercept,
+    launch,
+    record_requests,
+    run_compiled,
+)
 
 
 class Kernel:
@@ -21,21 +33,151 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda *args, **options: self.calls.append(("launched", grid, (args, options)))
 
-    def warmup(self, *args: Any, grid: tuple[int, ...], **options: Any) -> None:
-        self.calls.append(("compiled", grid, (args, options)))
+
+def compile_all(workers: list[CompileWorker], requests: list[CompileRequest]) -> None:
+    with compile_requests(workers) as submit:
+        for request in requests:
+            submit(request)
 
 
-def test_a_kernel_is_launched_or_only_compiled() -> None:
+def test_a_kernel_is_launched_or_intercepted() -> None:
     kernel = Kernel()
+
+    def remember(kernel: Kernel, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        kernel.calls.append(("intercepted", grid, (args, options)))
+
     launch(kernel, 3, 4)(1, BLOCK=2)
-    with compile_only():
+    with intercept(remember):
         launch(kernel, 3, 4)(1, BLOCK=2)
-        launch(kernel, 3, 5)(1, BLOCK=2)
-    with pytest.raises(ZeroDivisionError), compile_only():
+    with pytest.raises(ZeroDivisionError), intercept(remember):
         _ = 1 // 0
     launch(kernel, 5)()
     given = ((1,), {"BLOCK": 2})
-    assert kernel.calls == [("launched", (3, 4), given), ("compiled", (3, 4), given), ("launched", (5,), ((), {}))]
+    assert kernel.calls == [("launched", (3, 4), given), ("intercepted", (3, 4), given), ("launched", (5,), ((), {}))]
+
+
+def test_a_worker_that_ends_leaves_the_rest_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = [CompileRequest("module", f"kernel {number}", "", ("cuda", 90, 32)) for number in range(5)]
+    seen = tmp_path / "seen"
+    answers = f"import sys\nfor line in sys.stdin: print(line, file=open({str(seen)!r}, 'a')); print(flush=True)"
+    with ExitStack() as stack:
+        monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", "input()"))
+        ended = CompileWorker(stack)
+        compile_all([ended], requests)
+        assert [record.message for record in caplog.records] == ["a process that compiles kernels has ended"]
+        monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", answers))
+        compile_all([ended, CompileWorker(stack)], requests)
+    assert len(seen.read_text().split("\n\n")) - 1 in {4, 5}
+
+
+# -- with Triton, and without a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Compile for a GPU that is not here, into an empty cache."""
+    pytest.importorskip("triton")
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from engine.ops.compile_worker import TargetDriver
+    from engine.ops.triton_linear import norm_kernel, swiglu_kernel
+
+    class Driver(TargetDriver):
+        def get_current_stream(self, device: str) -> int:
+            return 0
+
+    for kernel in (norm_kernel, swiglu_kernel):
+        monkeypatch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
+    monkeypatch.setattr(driver, "_active", Driver(GPUTarget("cuda", 90, 32)))
+    monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 2)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert knobs.cache.dir == str(tmp_path)
+    return tmp_path
+
+
+def launch_some() -> None:
+    from engine.ops.triton_ops import TritonOps
+
+    ops, x = TritonOps(), torch.ones(3, 400, dtype=torch.bfloat16)
+    ops.swiglu(x)
+    ops.rms_norm(x, x[0], 1e-6)
+    ops.rms_norm(x[:2], x[0], 1e-6)
+
+
+def load_only(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """What a launch does before the kernel runs."""
+    kernel.warmup(*args, grid=grid, **options)
+
+
+def run_all() -> str:
+    with intercept(load_only):
+        launch_some()
+    return "ran"
+
+
+def num_compiled(cache: Path) -> int:
+    return len(list(cache.glob("*/*.cubin")))
+
+
+def test_kernels_of_all_launches_are_compiled_once(cache: Path) -> None:
+    with compile_only():
+        launch_some()
+    assert num_compiled(cache) == 2
+    compiled: list[str] = []
+    run_compiled(run_all, lambda: compiled.append("again"))
+    assert num_compiled(cache) == 2
+    assert not compiled
+
+
+def test_into_an_empty_cache_all_are_compiled_before_any_runs(cache: Path) -> None:
+    seen: list[int] = []
+
+    def run() -> str:
+        seen.append(num_compiled(cache))
+        return run_all()
+
+    assert run_compiled(run, launch_some) == "ran"
+    assert seen == [2]
+
+
+def test_at_the_first_kernel_that_is_missing_all_are_compiled_before_the_others_run(cache: Path) -> None:
+    (cache / "of another version").touch()
+    seen: list[int] = []
+
+    def run() -> str:
+        seen.append(num_compiled(cache))
+        return run_all()
+
+    def launch_all() -> None:
+        seen.append(num_compiled(cache))
+        launch_some()
+
+    assert run_compiled(run, launch_all) == "ran"
+    # The first kernel is compiled when it is missed.
+    assert seen == [0, 1, 2]
+
+
+def test_without_processes_that_compile_kernels_are_compiled_when_they_are_launched(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (os.devnull,))
+    assert run_compiled(run_all, launch_some) == "ran"
+    assert num_compiled(cache) == 2
+    assert "compiling on demand" in caplog.text
+
+
+def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(cache: Path) -> None:
+    requests: list[CompileRequest] = []
+    with record_requests(requests.append):
+        launch_some()
+    first, second = requests
+    with ExitStack() as stack:
+        compile_all([CompileWorker(stack)], [first._replace(name="no_kernel"), second])
+    assert num_compiled(cache) == 1
 
 
 @pytest.mark.gpu

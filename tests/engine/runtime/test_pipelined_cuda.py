@@ -44,7 +44,7 @@ def test_graphs_say_what_the_same_kernels_say_eagerly(late: bool) -> None:
     """Also where the other's calls pass as late as on a busy device: in bf16 other calls have other last bits."""
     recorded, eager = (bench_of(CUDA, torch.bfloat16, **TIMELESS) for _ in range(2))
     for graphs in (eager.engine.runner.frames, eager.engine.runner.prefills, eager.engine.stage.codec.graphs):
-        graphs._captures = False
+        graphs.captures = False
         graphs._graphs.clear()
     if late:
         keep_busy(eager, lambda: False)
