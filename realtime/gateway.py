@@ -26,7 +26,9 @@ async def run_gateway(plan: GatewayPlan) -> None:
 
 def main() -> None:
     """A gateway. It drains when its parent is gone, too."""
-    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=GatewayPlan)
+    if not (line := sys.stdin.buffer.readline()):
+        return  # the parent has ended before there was a plan
+    plan = msgspec.json.decode(line, type=GatewayPlan)
     configure_logs(plan.config.log)
     threading.Thread(target=exit_with_parent, name="voicewire parent watch", daemon=True).start()
     try:

@@ -49,31 +49,39 @@ def gateway_environment(metrics_folder: str) -> dict[str, str]:
 
 
 class GatewaySupervisor:
-    """The processes. ``run`` until SIGTERM or SIGINT."""
+    """The processes: ``launch`` them, ``run`` until SIGTERM or SIGINT, then ``aclose``."""
 
     def __init__(self, plan: GatewayPlan, metrics_folder: str) -> None:
         self._plan = plan
         self._metrics_folder = metrics_folder
         self._running: set[Process] = set()
+        # Of those, without a plan yet.
+        self._launched: list[Process] = []
         self._stopping = asyncio.Event()
+
+    async def launch(self) -> None:
+        """Start the processes, which import their modules and wait for their plans until ``run``."""
+        count = self._plan.config.listen.gateways
+        self._launched += await asyncio.gather(*(self._launch() for _ in range(count)))
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Run the gateways until a signal; raises ``ChildProcessError`` if one does not start."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._stop, number)
-        try:
-            columns = range(self._plan.config.listen.gateways)
-            first = await asyncio.gather(*map(self._start, columns))
-            on_ready()
-            async with asyncio.TaskGroup() as keepers:
-                for process, column in zip(first, columns, strict=True):
-                    keepers.create_task(self._supervise(process, column), name="voicewire gateway keeper")
-                await self._stopping.wait()
-                self._broadcast(signal.SIGTERM)
-        finally:
+        columns = range(self._plan.config.listen.gateways)
+        first = await asyncio.gather(*map(self._start, columns))
+        on_ready()
+        async with asyncio.TaskGroup() as keepers:
+            for process, column in zip(first, columns, strict=True):
+                keepers.create_task(self._supervise(process, column), name="voicewire gateway keeper")
+            await self._stopping.wait()
             self._broadcast(signal.SIGTERM)
-            await asyncio.gather(*(process.wait() for process in self._running))
+
+    async def aclose(self) -> None:
+        """End the processes that are left."""
+        self._broadcast(signal.SIGTERM)
+        await asyncio.gather(*(process.wait() for process in self._running))
 
     def _stop(self, number: signal.Signals) -> None:
         """The second Ctrl-C is passed on: then gateways wait no longer for what they speak."""
@@ -108,7 +116,7 @@ class GatewaySupervisor:
     def _plan_of(self, column: int) -> GatewayPlan:
         return msgspec.structs.replace(self._plan, column=column)
 
-    async def _start(self, column: int) -> Process:
+    async def _launch(self) -> Process:
         process = await asyncio.create_subprocess_exec(
             *GATEWAY_COMMAND,
             stdin=PIPE,
@@ -117,6 +125,10 @@ class GatewaySupervisor:
             env=gateway_environment(self._metrics_folder),
         )
         self._running.add(process)
+        return process
+
+    async def _start(self, column: int) -> Process:
+        process = self._launched.pop() if self._launched else await self._launch()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self._plan_of(column)) + b"\n")
@@ -157,27 +169,33 @@ async def serve_with_gateways(
     keys = load_authenticator(config.auth)
     counted = counter_names(keys.key_names)
     run_directory = RunDirectory()
+    folder = run_directory.path
+    plan = GatewayPlan(
+        config=msgspec.structs.replace(config, listen=listen, auth=share_token_secret(config.auth)),
+        engines=addresses,
+        tally=str(folder / "tally"),
+        counted=tuple(counted),
+        quotas=str(folder / "quotas"),
+        quota_names=tuple(keys.quota_names),
+        exchange=str(folder / "exchange"),
+    )
+    supervisor = GatewaySupervisor(plan, str(folder))
+
+    async def start() -> None:
+        await supervisor.launch()
+        if engine is not None:
+            await engine.start()
+
     try:
-        if engine is not None and not await run_until_signal(engine.start()):
-            return
         run_directory.make()
-        folder = run_directory.path
-        tally = folder / "tally"
-        SharedUsageCounters.make_file(tally, counted, config.listen.gateways)
-        quotas = folder / "quotas"
-        WindowedCounts.make_file(quotas, keys.quota_names, config.listen.gateways)
-        await restore_day_counts(config.log, keys, WindowedCounts.in_file(quotas, keys.quota_names, column=0))
-        plan = GatewayPlan(
-            config=msgspec.structs.replace(config, listen=listen, auth=share_token_secret(config.auth)),
-            engines=addresses,
-            tally=str(tally),
-            counted=tuple(counted),
-            quotas=str(quotas),
-            quota_names=tuple(keys.quota_names),
-            exchange=str(folder / "exchange"),
-        )
-        async with GatewayHub().open(Path(plan.exchange)):
-            await GatewaySupervisor(plan, str(folder)).run(lambda: on_ready(ports))
+        SharedUsageCounters.make_file(Path(plan.tally), counted, config.listen.gateways)
+        WindowedCounts.make_file(Path(plan.quotas), keys.quota_names, config.listen.gateways)
+        async with GatewayHub().open(Path(plan.exchange)), contextlib.aclosing(supervisor):
+            if not await run_until_signal(start()):
+                return
+            counts = WindowedCounts.in_file(Path(plan.quotas), keys.quota_names, column=0)
+            await restore_day_counts(config.log, keys, counts)
+            await supervisor.run(lambda: on_ready(ports))
     finally:
         if engine is not None:
             await engine.aclose()

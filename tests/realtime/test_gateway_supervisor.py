@@ -70,7 +70,7 @@ class Served:
         self.trust = ssl.create_default_context(cafile=str(certificate))
 
     def gateways(self) -> list[psutil.Process]:
-        return [child for child in self.process.children() if "realtime.gateway" in command_of(child)]
+        return gateways_of(self.process)
 
     async def metric(self, name: str) -> float:
         async with httpx.AsyncClient(trust_env=False, verify=NO_CERTIFICATES) as http:
@@ -113,6 +113,10 @@ class Served:
             if any(connection.raddr == ours for connection in gateway.net_connections("tcp")):
                 return gateway.pid
         raise AssertionError("no gateway has this connection")
+
+
+def gateways_of(server: psutil.Process) -> list[psutil.Process]:
+    return [child for child in server.children() if "realtime.gateway" in command_of(child)]
 
 
 def command_of(process: psutil.Process) -> list[str]:
@@ -463,6 +467,32 @@ async def test_wrong_setting_is_found_before_the_model_loads() -> None:
     config = load_config(flags={"listen.gateways": 2, "listen.port": 0, "agent.stt_url": "http://127.0.0.1:9"})
     with pytest.raises(ConfigError, match=r"agent\.stt_url needs"):
         await serve_with_gateways(config, lambda ports: None, (UnstartedEngine(), "unix:/nowhere"))
+
+
+class EngineThatFails(FakeSpeechEngine):
+    """Fails to load once it has seen two gateways."""
+
+    async def start(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(gateways := gateways_of(psutil.Process())) < NUM_GATEWAYS:
+                await asyncio.sleep(0.01)
+        self.seen = gateways
+        raise ChildProcessError("it does not load")
+
+
+async def test_gateways_start_beside_the_engine_and_end_with_it() -> None:
+    engine = EngineThatFails()
+    config = load_config(flags={"listen.gateways": NUM_GATEWAYS, "listen.port": 0})
+    with pytest.raises(ChildProcessError, match="does not load"):
+        await serve_with_gateways(config, lambda ports: None, (engine, "unix:/nowhere"))
+    assert not any(gateway.is_running() for gateway in engine.seen)
+
+
+def test_a_gateway_without_a_plan_ends_with_its_parent(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        GATEWAY_COMMAND, env=gateway_environment(str(tmp_path)), input=b"", capture_output=True, check=True, timeout=60
+    )
+    assert not ended.stderr
 
 
 @pytest.mark.parametrize("setting", ["calls.audiosocket", "wyoming.address"])
