@@ -55,19 +55,29 @@ class BoundaryDetector:
         self._gap = True
         self._num_breaks += character in _LINE_BREAKS
 
-    def skip_words(self) -> None:
-        """Record words and a space without finding boundaries in them."""
-        self._gap, self._num_breaks = True, 0
+    def skip_words(self, words: str, following: str) -> None:
+        """Record words, each with a space behind it, and the beginning of another, without finding boundaries."""
+        if words:
+            self._gap, self._num_breaks = True, 0
+        if not following:
+            return
+        self._begin_word()
+        self._word = (self._word + following)[-_MAX_WORD_CHARS:]
+        if last := following.rstrip(_CLOSERS)[-1:]:
+            self._record_mark(last)
 
     def boundary_before(self, character: str) -> Boundary:
         """Return the boundary in front of this visible character."""
         ending = self._ending_before(character)
-        if self._gap:
-            self._word_begins_line = self._num_breaks > 0
-            self._mark, self._word, self._gap, self._num_breaks = Boundary.NOTHING, "", False, 0
+        self._begin_word()
         self._word = (self._word + character)[-_MAX_WORD_CHARS:]
         self._record_mark(character)
         return ending
+
+    def _begin_word(self) -> None:
+        if self._gap:
+            self._word_begins_line = self._num_breaks > 0
+            self._mark, self._word, self._gap, self._num_breaks = Boundary.NOTHING, "", False, 0
 
     def _ending_before(self, character: str) -> Boundary:
         if self._gap:

@@ -10,6 +10,8 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from sessions.text.block_splitter import WHITE_SPACE
 from sessions.text.boundaries import Boundary, BoundaryDetector
 from sessions.text.phonemes.respelling import INLINE_PHONEMES, PHONEME_STARTS
@@ -22,7 +24,9 @@ _JOINERS = frozenset("\u200c\u200d")
 _LONG_WORD_CHARS = 24
 # European letters and signs. Digits, phonemes and other scripts count in other ways.
 _PLAIN = r"[!-/:-Z\\-~\xa1-\u024f\u0400-\u052f\u2010-\u2027\u2030-\u205e]"
-_PLAIN_WORDS = re.compile(f"(?:{_PLAIN}{{1,{_LONG_WORD_CHARS}}} )+")
+_PLAIN_WORDS = re.compile(
+    f"(?P<words>(?:{_PLAIN}{{1,{_LONG_WORD_CHARS}}} )*)(?P<open>{_PLAIN}{{0,{_LONG_WORD_CHARS}}})"
+)
 _NO_LIMIT = 1_000_000
 _SKIN_TONES = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
 
@@ -62,16 +66,14 @@ def _find_shortest(settings: SegmenterSettings) -> tuple[int, float]:
     return min(*lengths, settings.max_segment_chars), min(shares)
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentText:
+class SegmentText(Struct, frozen=True):
     """More text of a segment; the first of an index begins it."""
 
     index: int
     text: SpannedText
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentEnd:
+class SegmentEnd(Struct, frozen=True):
     """The segment has all its text."""
 
     index: int
@@ -80,8 +82,7 @@ class SegmentEnd:
 SegmentEvent = SegmentText | SegmentEnd
 
 
-@dataclass(frozen=True, slots=True)
-class _SegmentRun:
+class _SegmentRun(Struct, frozen=True):
     """Part of a push that belongs to one segment, and whether the segment ends with it."""
 
     start: int
@@ -110,6 +111,8 @@ class Segmenter:
 
     def push(self, text: SpannedText) -> list[SegmentEvent]:
         runs, held_from = self._scan(text.text)
+        if len(runs) == 1 and not runs[0].start and held_from == len(text.text):
+            return self._emit(runs[0], text)
         ranges = [(run.start, run.end) for run in runs] + [(held_from, len(text.text))]
         *pieces, held = text.cut_all(ranges)
         events = [event for run, piece in zip(runs, pieces, strict=True) for event in self._emit(run, piece)]
@@ -163,13 +166,14 @@ class Segmenter:
 
         Text that comes in single characters is counted one by one, which gives the same segments."""
         room = min(self._short_chars - self._num_chars, (self._short_tenths - self._token_tenths) // TENTHS)
-        words = _PLAIN_WORDS.match(text, place, place + room - 1) if room > 1 and not self._open_phoneme else None
-        if words is None:
+        found = _PLAIN_WORDS.match(text, place, place + room - 1) if room > 1 and not self._open_phoneme else None
+        if found is None or not found[0]:
             return place
-        self._num_chars += len(words[0])
-        self._token_tenths += text_tenths(words[0])
-        self._endings.skip_words()
-        return words.end()
+        self._num_chars += len(found[0])
+        self._token_tenths += text_tenths(found[0])
+        self._previous, self._num_word_chars = found[0][-1], len(found["open"])
+        self._endings.skip_words(found["words"], found["open"])
+        return found.end()
 
     def _push_space(self, character: str) -> None:
         if self._open_phoneme:

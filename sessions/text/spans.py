@@ -6,11 +6,11 @@ Positions count characters of the raw text, everything the client has sent, from
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSpan:
+class SourceSpan(Struct, frozen=True):
     """Characters of text made of the raw characters from ``raw_start`` up to ``raw_end``."""
 
     num_chars: int
@@ -30,8 +30,7 @@ class SourceSpan:
         return self.raw_start + (self.raw_end - self.raw_start) * place // self.num_chars
 
 
-@dataclass(frozen=True, slots=True)
-class SpannedText:
+class SpannedText(Struct, frozen=True):
     """A piece of text on its way to the voice. The spans cover it in order, and their raw ranges never go back."""
 
     text: str
