@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from engine.api import EngineInfo, InvalidRequest, SpeechError, UnknownVoice
@@ -130,11 +131,16 @@ def create_text_track(
     return TextTrack(
         timeline,
         normalizes_text(settings, info),
-        SegmenterSettings(max_segment_tokens=info.max_text_tokens, reads_phonemes=reads_phonemes(settings, info)),
+        _segmenter_settings(info.max_text_tokens, reads_phonemes(settings, info)),
         DeadAirRule(enabled=settings.avoid_dead_air),
         create_parser(settings, styles, info),
         cuts,
     )
+
+
+@cache
+def _segmenter_settings(max_tokens: int, keeps_phonemes: bool) -> SegmenterSettings:
+    return SegmenterSettings(max_segment_tokens=max_tokens, reads_phonemes=keeps_phonemes)
 
 
 def create_parser(settings: SpeechSettings, styles: StyleResolver | None, info: EngineInfo) -> MarkupParser | None:

@@ -149,7 +149,8 @@ class TextTrack:
         if isinstance(self._unread[0], str):
             text = self._pop_text(max_chars)
             num_chars = len(text)
-            self._apply(self._segmenter.push(self._words.push(text)))
+            is_last = bool(self._unread) and isinstance(self._unread[0], EndItem)
+            self._apply(self._segmenter.push(self._words.push_last(text) if is_last else self._words.push(text)))
         else:
             self._apply_mark(self._unread.popleft())
         return num_chars + max(num_held - self._words.num_chars_held, 0)
@@ -286,8 +287,8 @@ class TextTrack:
 
     def _end_run(self) -> None:
         """End the open segment with all text read so far."""
-        words = self._words.flush()
-        self._apply(self._segmenter.push(words if self._markup is None else self._markup.places.to_raw(words)))
+        if (words := self._words.flush()).text:
+            self._apply(self._segmenter.push(words if self._markup is None else self._markup.places.to_raw(words)))
         self._apply(self._segmenter.flush())
         if self._markup is not None:
             self.waiting.extend(self._markup.marks)

@@ -48,6 +48,10 @@ class IncrementalNormalizer:
     def push(self, text: str) -> SpannedText:
         return self._verbalize(self._blocks.push(text))
 
+    def push_last(self, text: str) -> SpannedText:
+        """The same, and nothing of it is held back."""
+        return SpannedText.join([self.push(text), self.flush()])
+
     def flush(self) -> SpannedText:
         """Return all text that is held back. Later text begins a new word."""
         return self._verbalize(self._blocks.flush())

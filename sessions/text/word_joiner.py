@@ -26,14 +26,19 @@ class WordBuffer:
         return len(self._held.text)
 
     def push(self, text: str) -> SpannedText:
-        joined = SpannedText.join([self._held, SpannedText.from_raw(text, self._num_chars)])
-        self._num_chars += len(text)
+        joined = self.push_last(text)
         match = _UNFINISHED.search(joined.text)
         cut = match.start() if match else 0
         if len(joined.text) - cut > MAX_HELD_CHARS:
             cut = len(joined.text)
         whole, self._held = joined.cut_all([(0, cut), (cut, len(joined.text))])
         return whole
+
+    def push_last(self, text: str) -> SpannedText:
+        """The same, and the last word of the text is whole."""
+        joined = SpannedText.join([self.flush(), SpannedText.from_raw(text, self._num_chars)])
+        self._num_chars += len(text)
+        return joined
 
     def flush(self) -> SpannedText:
         held, self._held = self._held, EMPTY

@@ -116,6 +116,26 @@ def _summary(item: TextSegment | FlushItem) -> tuple[object, ...]:
     return (item.flush,) if isinstance(item, FlushItem) else (item.index, item.text, item.closed)
 
 
+@given(TEXT, st.booleans(), st.integers(1, 60))
+def test_a_text_that_has_ended_gives_the_same_segments(text: str, normalize: bool, max_chars: int):
+    track = TextTrack(ResponseTimeline(24_000), normalize)
+    track.push(text, 0.0)
+    track.end()
+    segments = [item for item in pop_all(track, max_chars) if isinstance(item, TextSegment) and item.speakable]
+    found = [segment.text.rstrip() for segment in segments], [segment.spoken.words.raw_end for segment in segments]
+    assert found == read_pieces([text], normalize)[:2]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_last_word_is_read_with_the_text_before_it(normalize: bool):
+    track = TextTrack(ResponseTimeline(24_000), normalize)
+    track.push("It was good.", 0.0)
+    track.end()
+    track.read(500)
+    assert track.open is not None
+    assert track.open.text == "It was good."
+
+
 def test_a_read_stays_within_its_budget():
     track = TextTrack(ResponseTimeline(24_000), normalize=False)
     for _ in range(5):
