@@ -263,8 +263,7 @@ class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
     decode_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class SpeechChunk:
+class SpeechChunk(msgspec.Struct, frozen=True):
     """A run of PCM. Chunks of a request arrive in order and abut exactly."""
 
     request_id: str

@@ -6,7 +6,6 @@ A stream keeps what another engine needs to go on with its request: the text, th
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import re
 import secrets
@@ -132,8 +131,9 @@ class EngineStream:
         if self._ended:
             return
         if isinstance(event, SpeechChunk):
-            event = dataclasses.replace(event, codes=self._codes_ahead + event.codes) if self._codes_ahead else event
-            self._codes_ahead = b""
+            if self._codes_ahead:
+                event = msgspec.structs.replace(event, codes=self._codes_ahead + event.codes)
+                self._codes_ahead = b""
             self._record_chunk(event)
         self._ended = isinstance(event, RequestFinished)
         self._events.append(event)

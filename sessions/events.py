@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from engine.api import ErrorInfo
 from sessions.alignment.word_times import WordTime
 
@@ -15,8 +17,7 @@ class ResponseStatus(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseAudio:
+class ResponseAudio(Struct, frozen=True):
     """Packets that leave together. Messages of a response abut: no gap and no overlap in samples."""
 
     response_id: str

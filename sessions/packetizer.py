@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from sessions.audio.formats.registry import (
     BYTES_OF_PCM,
@@ -38,8 +38,7 @@ class Packetizer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class RawPacket:
+class RawPacket(Struct, frozen=True):
     data: bytes
     num_samples: int
 

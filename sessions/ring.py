@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from sessions.alignment.word_times import WordTime
 from sessions.audio.pacer import Pacer, UnderrunCause
 from sessions.clock import is_due
@@ -39,8 +41,7 @@ RESUME_WINDOW_S = 30
 RESUME_WINDOW_BYTES = 294_912
 
 
-@dataclass(frozen=True, slots=True)
-class PacketGroup:
+class PacketGroup(Struct, frozen=True):
     """Packets that leave together."""
 
     packets: tuple[AudioPacket, ...]
@@ -58,8 +59,7 @@ class FlushEntry:
 Entry = PacketGroup | ResponseWordTimes | CheckpointAdded | FlushEntry | MarkReached | MarkupWarned | ResponseFinished
 
 
-@dataclass(frozen=True, slots=True)
-class SentEntry:
+class SentEntry(Struct, frozen=True):
     """A sent entry with the positions before and after it, in samples and in audio messages."""
 
     entry: Entry

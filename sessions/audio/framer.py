@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from sessions.audio.pcm import EMPTY, Pcm
 
 
-@dataclass(frozen=True, slots=True)
-class PcmFrame:
+class PcmFrame(Struct, frozen=True):
     # Position of ``pcm[0]`` in all that the framer has given, padding included.
     start_sample: int
     pcm: Pcm

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from sessions.audio.framer import Framer, PcmFrame
 from sessions.audio.opus_library import load_opuslib
@@ -72,8 +73,7 @@ class OpusSettings:
         return int(self.sample_rate * delay_ms / 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class OpusPacket:
+class OpusPacket(Struct, frozen=True):
     # Position of its first sample as a decoder counts, pre-skip included.
     start_sample: int
     num_samples: int
