@@ -19,9 +19,9 @@ EMPTY.flags.writeable = False
 
 
 def float_to_s16(pcm: Pcm) -> S16:
-    steps = np.rint(pcm * FULL_SCALE)
-    np.copyto(steps, 0, where=np.isnan(steps))
-    return np.asarray(np.clip(steps, S16_MIN, S16_MAX), np.int16)
+    steps: Pcm = np.rint(pcm * FULL_SCALE)
+    steps[np.isnan(steps)] = 0
+    return steps.clip(S16_MIN, S16_MAX, out=steps).astype(np.int16)
 
 
 def s16_to_float(samples: S16) -> Pcm:
