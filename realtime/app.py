@@ -179,9 +179,9 @@ def _load_agent(server: SpeechServer, switchboard: CallRegistry) -> VoiceAgent |
 
 
 def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiService) -> list[BaseRoute]:
+    speech = Route("/v1/audio/speech", SpeechEndpoint(server), methods=["POST"])
     api: list[BaseRoute] = [
-        # First: a request tries the routes in order.
-        Route("/v1/audio/speech", SpeechEndpoint(server), methods=["POST"]),
+        speech,
         WebSocketRoute(NATIVE_ROUTE.path, DialectEndpoint(server, NATIVE_ROUTE)),
         *dialect_routes(server),
         *token_routes(),
@@ -196,7 +196,8 @@ def _routes(server: SpeechServer, switchboard: CallRegistry, devices: XiaozhiSer
         *INFORMATION_ROUTES,
         WebSocketRoute("/{path:path}", reject_unknown_websocket),
     ]
-    return [*open_webui_routes(api), *api, *page_routes(server)]
+    # The speech first: a request tries the routes in order.
+    return [speech, *open_webui_routes(api), *api, *page_routes(server)]
 
 
 async def check_settings(config: ServerConfig, engine: SpeechEngine) -> None:

@@ -249,15 +249,16 @@ def remember_short(find: Callable[[str], Found]) -> Callable[[str], Found]:
 
 def _require_loopback(request: HTTPConnection) -> None:
     """Let in what this machine itself asks for: no page of another site, no re-bound name, nothing forwarded."""
-    if request.client is None or not _is_loopback(request.client.host):
+    client, headers = request.client, request.headers
+    if client is None or not _is_loopback(client.host):
         raise RequestRefused("not_loopback", NO_KEYS)
-    proxy_header = _find_proxy_header("\n".join(request.headers.keys()))
+    proxy_header = _find_proxy_header("\n".join(headers.keys()))
     if proxy_header is not None:
         raise RequestRefused("not_loopback", f"{NO_KEYS}; {proxy_header} shows that this request was passed on")
-    host = request.headers.get("host", "").lower()
-    if not _is_loopback(_hostname(f"//{host}")):
+    host = headers.get("host", "").lower()
+    if not _names_loopback(host):
         raise RequestRefused("forbidden_host", "the Host header names no loopback address")
-    origin = request.headers.get("origin")
+    origin = headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
         raise RequestRefused("forbidden_origin", "pages of another origin may not use a server without API keys")
 
@@ -268,11 +269,13 @@ def _find_proxy_header(names: str) -> str | None:
     return next(filter(PROXY_HEADER.fullmatch, names.split("\n")), None)
 
 
-def _hostname(url: str) -> str:
+@remember_short
+def _names_loopback(host: str) -> bool:
+    """Return whether a Host header names a loopback address, with a port or without."""
     try:
-        return urlsplit(url).hostname or ""
+        return _is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
-        return ""
+        return False
 
 
 @remember_short

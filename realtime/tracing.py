@@ -41,6 +41,7 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 PROTOCOL = "http/protobuf"
 # Of the headers that can carry a context this one alone is read: others hold text of the client.
 CARRIER_FIELD = "traceparent"
+CARRIER_HEADER = CARRIER_FIELD.encode()
 
 
 class Phase(NamedTuple):
@@ -216,7 +217,7 @@ class TraceParents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = scope.get("headers", ())  # of a lifespan there are none
-        found = next((value.decode("latin-1") for name, value in headers if name == CARRIER_FIELD.encode()), None)
+        found = next((value.decode("latin-1") for name, value in headers if name == CARRIER_HEADER), None)
         if found is None:
             await self._app(scope, receive, send)
             return

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -129,11 +128,12 @@ def sampling_of(body: SpeechRequestBody, base: SamplingParams) -> SamplingParams
         value = getattr(body, name)
         if value is None and name in OFFICIAL_NAMES:
             value = getattr(body, OFFICIAL_NAMES[name])
+        if value is None:
+            continue
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest(f"{name} must be a finite number, is {value}", name)
-        if value is not None:
-            given[name] = value
-    return msgspec.structs.replace(base, **given)
+        given[name] = value
+    return msgspec.structs.replace(base, **given) if given else base
 
 
 COUNTS = ("input_tokens", "output_tokens", "total_tokens")
@@ -180,7 +180,7 @@ async def prepare_job(
     settings = build_settings(body, server)
     check_task(body, server.engine.info)
     check_reference(body, caller)
-    with map_error_params():
+    with map_error_params:
         check_all_but_voice(settings, server.engine.info, server.registry.limits.session)
     voice = await select_voice(body, server, caller, listener or server.cloning)
     if (voice.name, voice.clone) != (settings.voice, settings.clone):
@@ -193,18 +193,22 @@ async def prepare_job(
 
 def start_response(order: SpeechJob, session: Session) -> Response:
     """Create the response of a job; raises as ``Session.create_response``."""
-    with map_error_params():
+    with map_error_params:
         return session.create_response(settings=order.settings, text=order.text, text_closed=True)
 
 
-@contextmanager
-def map_error_params() -> Iterator[None]:
-    """Errors of the sessions name their field as this API does."""
-    try:
-        yield
-    except (InvalidRequest, SessionError) as error:
-        error.param = PARAMS.get(error.param or "", error.param)
-        raise
+class ErrorParamMap:
+    """Context whose errors of sessions name their field as this API does. A generator would take 10 us per request."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, InvalidRequest | SessionError):
+            error.param = PARAMS.get(error.param or "", error.param)
+
+
+map_error_params = ErrorParamMap()
 
 
 def _check_text(body: SpeechRequestBody, server: SpeechServer) -> None:
@@ -240,7 +244,7 @@ async def override_settings(
     check_task(body, server.engine.info)
     check_reference(body, caller)
     given = build_settings(body, server)
-    with map_error_params():
+    with map_error_params:
         check_all_but_voice(given, server.engine.info, server.registry.limits.session)
     clone = None
     if any(name in fields for name in CLONING_FIELDS):

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from realtime.errors import RequestRefused
-from realtime.transports.http_routes import body_timeout, server_of
+from realtime.transports.http_routes import BodyTimeout, server_of
 from sessions.lexicon_store import LexiconManifest, LexiconRecord
 from sessions.text.lexicons.files import MAX_FILE_BYTES, parse_lexicon
 from sessions.voices.voice import SHARED, check_name
@@ -66,7 +66,7 @@ async def delete_lexicon(request: Request) -> Response:
 async def read_lexicon_body(request: Request) -> bytes:
     """Read a body as long as a lexicon may be. Raises ``RequestRefused``."""
     body = bytearray()
-    async with body_timeout(server_of(request).config.voices.upload_timeout_s):
+    async with BodyTimeout(server_of(request).config.voices.upload_timeout_s):
         async for piece in request.stream():
             body += piece
             if len(body) > MAX_FILE_BYTES:

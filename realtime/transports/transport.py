@@ -192,6 +192,7 @@ class WebSocketTransport(MessageTransport):
 
 # Says of an answer that its audio is synthetic.
 PROVENANCE_HEADER = "X-Voicewire-Digital-Source-Type"
+PROVENANCE = (PROVENANCE_HEADER.lower().encode(), SOURCE_TYPE.encode())
 
 
 class ResponseAborted(Exception):
@@ -245,7 +246,7 @@ class HttpTransport(MessageTransport):
             return
         self.has_begun = True
         media_type, headers = self.head()
-        raw = [(b"content-type", media_type.encode()), (PROVENANCE_HEADER.lower().encode(), SOURCE_TYPE.encode())]
+        raw = [(b"content-type", media_type.encode()), PROVENANCE]
         raw += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self._raw_send({"type": "http.response.start", "status": 200, "headers": raw, BODY_FOLLOWS: True})
 

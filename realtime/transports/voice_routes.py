@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 from engine.api import ClonedVoice, EngineInfo, InvalidRequest, VoiceInfo
 from realtime.auth import Principal
 from realtime.errors import RequestRefused
-from realtime.transports.http_routes import body_timeout, read_body, server_of
+from realtime.transports.http_routes import BodyTimeout, read_body, server_of
 from realtime.transports.transport import cancel_on_disconnect
 from realtime.voice_cloner import check_transcript
 from sessions.voices.lookup import embedding_numbers, find_voice, is_built_in, resembles_built_in, voices_for
@@ -69,7 +69,7 @@ async def read_form(
     stream = _limited(request, limit, too_big)
     parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
     try:
-        async with body_timeout(timeout_s):
+        async with BodyTimeout(timeout_s):
             return await _taken(await parser.parse(), max_file_bytes, too_big)
     except (MultiPartException, UnicodeError) as error:
         raise RequestRefused("invalid_request", f"the form cannot be read: {_why(error)}") from None

@@ -192,6 +192,17 @@ def test_more_are_not(pieces: list[bytes]) -> None:
         read(*pieces)
 
 
+def test_each_request_of_a_connection_may_have_as_many() -> None:
+    connection = ChunkLimitedConnection(h11.SERVER)
+    for _ in range(2):
+        connection.receive_data(POST % b"/" + piece(1) * MAX_SMALL_CHUNKS + b"0\r\n\r\n")
+        while not isinstance(connection.next_event(), h11.EndOfMessage):
+            pass
+        connection.send(h11.Response(status_code=204, headers=[]))
+        connection.send(h11.EndOfMessage())
+        connection.start_next_cycle()
+
+
 @pytest.mark.parametrize("path", [b"/v1/audio/speech", b"/v1/nothing", b"/v1/text-to-speech/ada"])
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_request_in_small_chunks_is_cut(path: bytes, at_once: bool, caplog: pytest.LogCaptureFixture) -> None:
