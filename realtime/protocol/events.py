@@ -7,7 +7,6 @@ not know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Literal
 
@@ -362,8 +361,7 @@ class AudioKind(IntEnum):
     ALAW = 4
 
 
-@dataclass(frozen=True, slots=True)
-class AudioMessage:
+class AudioMessage(Struct, frozen=True):
     """A run of packets of one response, in order."""
 
     kind: AudioKind

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from engine.api import ErrorInfo, SamplingFields
 from realtime.protocol.agent_turns import AgentAbility, AgentCommand
 from realtime.protocol.events import (
@@ -129,16 +131,14 @@ class CreateResponse:
     resync: Resync | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AppendText:
+class AppendText(Struct, frozen=True):
     context: str
     text: str
     # Equal to an ``EndContext`` after it, but known to the engine from the start.
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AppendTextAt(AppendText):
+class AppendTextAt(AppendText, frozen=True):
     """Append text from this position on, in characters of the context's text; what was received before is skipped."""
 
     at: int = 0
@@ -314,8 +314,7 @@ class ResumedSession:
     contexts: tuple[ResumedContext, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ContextAudio:
+class ContextAudio(Struct, frozen=True):
     """Encoded audio, in order. Times count from the first sample of the context."""
 
     context: str
