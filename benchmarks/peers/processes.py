@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -43,9 +44,11 @@ async def start_clients(num_processes: int) -> AsyncIterator[ClientProcesses]:
     processes: list[Process] = []
     try:
         for _ in range(num_processes):
+            # Ctrl-C is for this process alone.
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "benchmarks.peers.processes", stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES
-            )
+                sys.executable, "-m", "benchmarks.peers.processes", stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES,
+                start_new_session=True,
+            )  # fmt: skip
             processes.append(process)
         for process in processes:
             await read_line(process)
@@ -64,12 +67,21 @@ async def read_line(process: Process) -> bytes:
     return line
 
 
-def main() -> None:
+class ParentLines(asyncio.StreamReader):
+    """Receives the lines of the parent, and ends this process when the parent has ended, even within a level."""
+
+    def feed_eof(self) -> None:
+        os._exit(1)
+
+
+async def serve() -> None:
+    lines = ParentLines(limit=MAX_LINE_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     print("ready", flush=True)
-    for line in sys.stdin:
-        results = asyncio.run(Load(msgspec.json.decode(line, type=LevelPlan)).run())
+    while True:
+        results = await Load(msgspec.json.decode(await lines.readline(), type=LevelPlan)).run()
         print(msgspec.json.encode(results).decode(), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(serve())

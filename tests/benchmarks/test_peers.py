@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -227,3 +228,24 @@ async def test_replies_begin_at_the_moment_of_the_plan(loop, level):
 async def test_process_that_fails_ends_the_level():
     with pytest.raises(ChildProcessError, match="ended"):
         await run_in_processes(plan_of("unknown", "http://127.0.0.1:1", 2), 1)
+
+
+async def test_processes_end_with_the_command():
+    command = [sys.executable, "-m", "benchmarks.peers", "--wire", "openai", "--closed", "2", "--replies", "40"]
+    served = HttpServer(*WHOLE, pause_s=0.03)
+    async with served as url:
+        running = await asyncio.create_subprocess_exec(
+            *command, "--warm-up", "0", "--url", url, cwd=ROOT, stderr=subprocess.PIPE
+        )
+        while not served.texts:
+            await asyncio.sleep(0.01)
+        running.kill()
+        # The processes hold this pipe until they end.
+        await running.communicate()
+    assert len(served.texts) < 40
+
+
+async def test_ctrl_c_does_not_reach_the_processes():
+    async with start_clients(1) as clients:
+        (process,) = clients._processes
+        assert os.getsid(process.pid) == process.pid
