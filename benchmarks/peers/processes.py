@@ -62,7 +62,8 @@ async def start_clients(num_processes: int) -> AsyncIterator[ClientProcesses]:
 
 async def read_line(process: Process) -> bytes:
     assert process.stdout is not None
-    if not (line := await process.stdout.readline()):
+    line = await process.stdout.readline()
+    if not line.endswith(b"\n"):
         raise ChildProcessError("a process of clients ended")
     return line
 

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.peers.__main__ import main, summarize_level
 from benchmarks.peers.load import LevelPlan, Load
-from benchmarks.peers.processes import start_clients
+from benchmarks.peers.processes import read_line, start_clients
 from benchmarks.peers.reply import now_s
 from benchmarks.peers.wires import Target
 from realtime.bench.plan import ResponseResult, endless
@@ -249,3 +249,10 @@ async def test_ctrl_c_does_not_reach_the_processes():
     async with start_clients(1) as clients:
         (process,) = clients._processes
         assert os.getsid(process.pid) == process.pid
+
+
+async def test_process_that_ends_within_a_line_is_named():
+    half = await asyncio.create_subprocess_exec("printf", "[{", stdout=subprocess.PIPE)
+    with pytest.raises(ChildProcessError, match="ended"):
+        await read_line(half)
+    await half.wait()
