@@ -40,11 +40,21 @@ class LevelPlan(msgspec.Struct, frozen=True, kw_only=True):
     # When the first replies begin, by the machine's monotonic clock; their connections are opened before.
     begin_s: float = 0.0
 
+    @property
+    def num_connections(self) -> int:
+        """Connections of all processes, each with a reply."""
+        return min(self.num_replies, int(self.level)) if self.loop == "closed" else self.num_replies
+
+    def texts_of_process(self) -> list[str]:
+        """Every connection takes texts in turn, and a process those of its connections."""
+        last_text = self.first_text + self.num_replies
+        texts = enumerate(islice(endless(self.texts, self.seed), self.first_text, last_text))
+        return [text for index, text in texts if index % self.num_connections % self.num_processes == self.process]
+
 
 def split(plan: LevelPlan, num_processes: int) -> list[LevelPlan]:
-    """The same load over several processes, none without a reply. Each gets texts and connections in turn."""
-    num_shares = min(plan.num_replies, int(plan.level)) if plan.loop == "closed" else plan.num_replies
-    step = min(num_processes, num_shares)
+    """The same load over several processes, none without a reply. Each gets connections in turn."""
+    step = min(num_processes, plan.num_connections)
     return [msgspec.structs.replace(plan, process=process, num_processes=step) for process in range(step)]
 
 
@@ -53,21 +63,19 @@ class Load:
 
     def __init__(self, plan: LevelPlan) -> None:
         self.plan = plan
-        first_text = plan.first_text + plan.process
-        self._texts = islice(endless(plan.texts, plan.seed), first_text, None, plan.num_processes)
+        self._texts = iter(plan.texts_of_process())
 
     async def run(self) -> list[ResponseResult]:
         return await (self._run_closed() if self.plan.loop == "closed" else self._run_open())
 
     async def _run_closed(self) -> list[ResponseResult]:
-        plan, num_workers = self.plan, int(self.plan.level)
-        sessions = range(plan.process, num_workers, plan.num_processes)
-        left = iter(range(sum(len(range(session, plan.num_replies, num_workers)) for session in sessions)))
+        plan = self.plan
+        sessions = range(plan.process, plan.num_connections, plan.num_processes)
 
         async def work(session: int) -> list[ResponseResult]:
             wire, is_open, results = WIRES[plan.wire](), False, []
-            for _ in left:
-                results.append(await self._speak(wire, session, is_open=is_open))
+            for text in self._texts:
+                results.append(await self._speak(wire, session, text, is_open=is_open))
                 is_open = results[-1].error is None
                 if not is_open:
                     await self._close(wire)
@@ -85,18 +93,18 @@ class Load:
         for session in range(plan.num_replies):
             if session % plan.num_processes == plan.process:
                 await sleep_until(at_s)
-                tasks.append(asyncio.create_task(self._speak_once(session)))
+                tasks.append(asyncio.create_task(self._speak_once(session, next(self._texts))))
             at_s += draw.expovariate(plan.level)
         return list(await asyncio.gather(*tasks))
 
-    async def _speak_once(self, session: int) -> ResponseResult:
+    async def _speak_once(self, session: int, text: str) -> ResponseResult:
         wire = WIRES[self.plan.wire]()
-        result = await self._speak(wire, session, is_open=False)
+        result = await self._speak(wire, session, text, is_open=False)
         await self._close(wire)
         return result
 
-    async def _speak(self, wire: Wire, session: int, *, is_open: bool) -> ResponseResult:
-        reply = Reply(next(self._texts), self.plan.tokens_per_second)
+    async def _speak(self, wire: Wire, session: int, text: str, *, is_open: bool) -> ResponseResult:
+        reply = Reply(text, self.plan.tokens_per_second)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if not is_open:

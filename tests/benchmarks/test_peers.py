@@ -206,15 +206,20 @@ async def test_head_alone_is_not_first_audio():
     assert result.ttfa_ms >= 50
 
 
-@pytest.mark.parametrize(("loop", "level", "num_connections"), [("closed", 5.0, 5), ("open", 200.0, 8)])
-async def test_processes_share_the_load_out(loop, level, num_connections):
+@pytest.mark.parametrize(
+    ("loop", "level", "num_replies", "num_connections", "shares"),
+    [("closed", 5.0, 20, 5, (8, 8, 4)), ("closed", 9.0, 8, 8, (3, 3, 2)), ("open", 200.0, 8, 8, (3, 3, 2))],
+)
+async def test_processes_share_the_load_out(loop, level, num_replies, num_connections, shares):
     served = HttpServer(*WHOLE)
     async with served as url:
-        results = await run_in_processes(plan_of("openai", url, 8, loop=loop, level=level, first_text=1), 3)
-    assert [result.error for result in results] == [None] * 8
+        results = await run_in_processes(plan_of("openai", url, num_replies, loop=loop, level=level, first_text=1), 3)
+    assert [result.error for result in results] == [None] * num_replies
     assert {result.session for result in results} == set(range(num_connections))
     assert served.num_connections == num_connections
-    assert Counter(served.texts) == Counter(islice(endless(TEXTS, 0), 1, 9))
+    # A process has replies in proportion to its connections, so that all are busy until the end.
+    assert Counter(result.session % 3 for result in results) == dict(enumerate(shares))
+    assert Counter(served.texts) == Counter(islice(endless(TEXTS, 0), 1, 1 + num_replies))
 
 
 @pytest.mark.parametrize(("loop", "level"), [("closed", 2.0), ("open", 20.0)])
