@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Literal
@@ -37,8 +38,6 @@ class LevelPlan(msgspec.Struct, frozen=True, kw_only=True):
     first_text: int = 0
     process: int = 0
     num_processes: int = 1
-    # When the first replies begin, by the machine's monotonic clock; their connections are opened before.
-    begin_s: float = 0.0
 
     @property
     def num_connections(self) -> int:
@@ -58,11 +57,16 @@ def split(plan: LevelPlan, num_processes: int) -> list[LevelPlan]:
     return [msgspec.structs.replace(plan, process=process, num_processes=step) for process in range(step)]
 
 
+async def begin_now() -> float:
+    return now_s()
+
+
 class Load:
     """Runs a plan once."""
 
-    def __init__(self, plan: LevelPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: LevelPlan, begin: Callable[[], Awaitable[float]] = begin_now) -> None:
+        """``begin`` is called when the connections of a closed loop are open; it returns when the replies begin."""
+        self.plan, self._begin = plan, begin
         self._texts = iter(plan.texts_of_process())
 
     async def run(self) -> list[ResponseResult]:
@@ -71,25 +75,27 @@ class Load:
     async def _run_closed(self) -> list[ResponseResult]:
         plan = self.plan
         sessions = range(plan.process, plan.num_connections, plan.num_processes)
+        opened = await asyncio.gather(*(self._open() for _ in sessions))
+        await sleep_until(await self._begin())
+        each = await asyncio.gather(*map(self._speak_in_turn, sessions, opened))
+        return [result for results in each for result in results]
 
-        async def work(session: int) -> list[ResponseResult]:
-            wire, is_open, results = WIRES[plan.wire](), False, []
-            for text in self._texts:
-                results.append(await self._speak(wire, session, text, is_open=is_open))
-                is_open = results[-1].error is None
-                if not is_open:
-                    await self._close(wire)
-                    wire = WIRES[plan.wire]()
-            if is_open:
+    async def _speak_in_turn(self, session: int, opened: tuple[Wire, str | None] | None) -> list[ResponseResult]:
+        results = []
+        for text in self._texts:
+            wire, error = opened or await self._open()
+            results.append(await self._speak(wire, session, text, error))
+            opened = None if results[-1].error else (wire, None)
+            if not opened:
                 await self._close(wire)
-            return results
-
-        return [result for each in await asyncio.gather(*map(work, sessions)) for result in each]
+        if opened:
+            await self._close(opened[0])
+        return results
 
     async def _run_open(self) -> list[ResponseResult]:
         """All processes draw the moments of all replies."""
         plan, draw, tasks = self.plan, random.Random(self.plan.seed), []
-        at_s = max(plan.begin_s, now_s())
+        at_s = await self._begin()
         for session in range(plan.num_replies):
             if session % plan.num_processes == plan.process:
                 await sleep_until(at_s)
@@ -98,27 +104,35 @@ class Load:
         return list(await asyncio.gather(*tasks))
 
     async def _speak_once(self, session: int, text: str) -> ResponseResult:
-        wire = WIRES[self.plan.wire]()
-        result = await self._speak(wire, session, text, is_open=False)
+        wire, error = await self._open()
+        result = await self._speak(wire, session, text, error)
         await self._close(wire)
         return result
 
-    async def _speak(self, wire: Wire, session: int, text: str, *, is_open: bool) -> ResponseResult:
+    async def _open(self) -> tuple[Wire, str | None]:
+        """Open a connection, or return the code of its error beside it."""
+        wire = WIRES[self.plan.wire]()
+        return wire, await error_of(wire.open(self.plan.target))
+
+    async def _speak(self, wire: Wire, session: int, text: str, error: str | None) -> ResponseResult:
+        """Speak a text, unless its connection already has an error."""
         reply = Reply(text, self.plan.tokens_per_second)
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                if not is_open:
-                    await wire.open(self.plan.target)
-                    await sleep_until(self.plan.begin_s)
-                await wire.speak(reply)
-        except FAILURES as error:
-            return reply.result(session, str(error) or type(error).__name__)
-        return reply.result(session)
+        return reply.result(session, error or await error_of(wire.speak(reply)))
 
     @staticmethod
     async def _close(wire: Wire) -> None:
         with suppress(*FAILURES):
             await wire.aclose()
+
+
+async def error_of(step: Awaitable[None]) -> str | None:
+    """Wait for a step, and return the code of its error."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await step
+    except FAILURES as error:
+        return str(error) or type(error).__name__
+    return None
 
 
 async def sleep_until(at_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Client processes: each runs its part of every level, and all begin a level at one moment."""
+"""Client processes: each runs its part of every level, which begins when the connections of all are open."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from benchmarks.peers.load import LevelPlan, Load, split
 from benchmarks.peers.reply import now_s
 from realtime.bench.plan import ResponseResult
 
-# Time for processes to read their plans and to open their connections.
-BEGIN_AFTER_S = 0.3
+# Time for processes to read when they begin.
+BEGIN_AFTER_S = 0.05
 MAX_LINE_BYTES = 2**26
 
 
@@ -28,15 +28,17 @@ class ClientProcesses:
 
     async def run(self, plan: LevelPlan) -> list[ResponseResult]:
         """Run a level, and return the results of all processes; raises ``ChildProcessError`` if one fails."""
-        plan = msgspec.structs.replace(plan, begin_s=now_s() + BEGIN_AFTER_S)
-        parts = zip(self._processes, split(plan, len(self._processes)), strict=False)
-        each = await asyncio.gather(*(self._run_part(process, part) for process, part in parts))
-        return [result for results in each for result in results]
-
-    async def _run_part(self, process: Process, part: LevelPlan) -> list[ResponseResult]:
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(part) + b"\n")
-        return msgspec.json.decode(await read_line(process), type=list[ResponseResult])
+        parts = split(plan, len(self._processes))
+        processes = self._processes[: len(parts)]
+        for process, part in zip(processes, parts, strict=True):
+            write_line(process, part)
+        # Each says that its connections are open.
+        await asyncio.gather(*map(read_line, processes))
+        begin_s = now_s() + BEGIN_AFTER_S
+        for process in processes:
+            write_line(process, begin_s)
+        lines = await asyncio.gather(*map(read_line, processes))
+        return [result for line in lines for result in msgspec.json.decode(line, type=list[ResponseResult])]
 
 
 @asynccontextmanager
@@ -60,6 +62,11 @@ async def start_clients(num_processes: int) -> AsyncIterator[ClientProcesses]:
             await process.wait()
 
 
+def write_line(process: Process, message: LevelPlan | float) -> None:
+    assert process.stdin is not None
+    process.stdin.write(msgspec.json.encode(message) + b"\n")
+
+
 async def read_line(process: Process) -> bytes:
     assert process.stdout is not None
     line = await process.stdout.readline()
@@ -78,9 +85,15 @@ class ParentLines(asyncio.StreamReader):
 async def serve() -> None:
     lines = ParentLines(limit=MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+
+    async def begin() -> float:
+        print("open", flush=True)
+        return float(await lines.readline())
+
     print("ready", flush=True)
     while True:
-        results = await Load(msgspec.json.decode(await lines.readline(), type=LevelPlan)).run()
+        plan = msgspec.json.decode(await lines.readline(), type=LevelPlan)
+        results = await Load(plan, begin).run()
         print(msgspec.json.encode(results).decode(), flush=True)
 
 

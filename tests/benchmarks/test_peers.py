@@ -130,12 +130,16 @@ WHOLE = (OK + b"Content-Length: 3840\r\n\r\n", bytes(3840))
 
 
 class HttpServer:
-    """Answers each text with these writes, ``pause_s`` apart; with ``closes`` it ends the connection then."""
+    """Answers each text with these writes, ``pause_s`` apart; with ``closes`` it ends the connection then.
 
-    def __init__(self, *answer: bytes, closes: bool = False, pause_s: float = 0.0) -> None:
-        self.answer, self.closes, self.pause_s = answer, closes, pause_s
+    The first connection is accepted after ``accept_s``.
+    """
+
+    def __init__(self, *answer: bytes, closes: bool = False, pause_s: float = 0.0, accept_s: float = 0.0) -> None:
+        self.answer, self.closes, self.pause_s, self.accept_s = answer, closes, pause_s, accept_s
         self.texts: list[str] = []
         self.num_connections = 0
+        self.accepted_at_s = 0.0
         self._handlers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> str:
@@ -148,9 +152,11 @@ class HttpServer:
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._handlers.append(asyncio.current_task())
-        self.num_connections += 1
+        index, self.num_connections = self.num_connections, self.num_connections + 1
         while request := await reader.read(2**16):
             if request.startswith(b"GET"):
+                await asyncio.sleep(self.accept_s if index == 0 else 0)
+                self.accepted_at_s = now_s()
                 writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
                 continue
             # One write of the client is one read here.
@@ -222,10 +228,23 @@ async def test_processes_share_the_load_out(loop, level, num_replies, num_connec
     assert Counter(served.texts) == Counter(islice(endless(TEXTS, 0), 1, 1 + num_replies))
 
 
+async def test_processes_begin_when_the_connections_of_all_are_open():
+    served = HttpServer(*WHOLE, accept_s=0.5)
+    async with served as url:
+        results = await run_in_processes(plan_of("openai", url, 4, level=4.0), 2)
+    assert served.num_connections == 4
+    assert min(result.begun_s for result in results) > served.accepted_at_s
+
+
 @pytest.mark.parametrize(("loop", "level"), [("closed", 2.0), ("open", 20.0)])
 async def test_replies_begin_at_the_moment_of_the_plan(loop, level):
     begin_s = now_s() + 0.1
-    first, second = await run_http(HttpServer(*WHOLE), 2, loop=loop, level=level, begin_s=begin_s)
+
+    async def begin() -> float:
+        return begin_s
+
+    async with HttpServer(*WHOLE) as url:
+        first, second = await Load(plan_of("openai", url, 2, loop=loop, level=level), begin).run()
     assert first.begun_s >= begin_s
     assert second.begun_s >= begin_s + (random.Random(0).expovariate(level) if loop == "open" else 0)
 
