@@ -6,19 +6,23 @@ import asyncio
 import json
 import os
 import random
+import socket
+import struct
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from benchmarks.peers.__main__ import main, summarize_level
+from benchmarks.peers.http_connection import open_connection
 from benchmarks.peers.load import LevelPlan, Load
 from benchmarks.peers.processes import read_line, start_clients
-from benchmarks.peers.reply import now_s
-from benchmarks.peers.wires import Target
+from benchmarks.peers.reply import Reply, now_s
+from benchmarks.peers.wires import OpenAIWire, Target
 from realtime.bench.plan import ResponseResult, endless
 from tests.benchmarks.nari_server import NariServer
 from tests.realtime.server_process import server
@@ -144,7 +148,8 @@ class HttpServer:
 
     async def __aenter__(self) -> str:
         self._server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        (self.socket,) = self._server.sockets
+        return f"http://127.0.0.1:{self.socket.getsockname()[1]}"
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
@@ -153,9 +158,15 @@ class HttpServer:
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._handlers.append(asyncio.current_task())
         index, self.num_connections = self.num_connections, self.num_connections + 1
+        with suppress(ConnectionError):
+            # A killed client resets its connections.
+            await self._answer_all(reader, writer, self.accept_s if index == 0 else 0)
+        writer.close()
+
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, accept_s: float) -> None:
         while request := await reader.read(2**16):
             if request.startswith(b"GET"):
-                await asyncio.sleep(self.accept_s if index == 0 else 0)
+                await asyncio.sleep(accept_s)
                 self.accepted_at_s = now_s()
                 writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
                 continue
@@ -166,7 +177,6 @@ class HttpServer:
                 await asyncio.sleep(self.pause_s)
             if self.closes:
                 break
-        writer.close()
 
 
 async def run_http(served: HttpServer, num_replies: int = 3, **fields: object) -> list[ResponseResult]:
@@ -205,6 +215,42 @@ async def test_bodies_of_every_framing_are_received(answer, closes, num_connecti
 async def test_http_errors_have_codes_of_their_own(answer, error):
     results = await run_http(HttpServer(*answer, closes=True))
     assert [result.error for result in results] == [error] * 3
+
+
+async def test_body_of_an_error_is_not_audio():
+    (result,) = await run_http(HttpServer(b"HTTP/1.1 503 Busy\r\nContent-Length: 2\r\n\r\nno"), 1)
+    assert (result.ttfa_ms, result.audio_s) == (None, 0)
+
+
+async def test_close_without_announcement_fails_every_second_reply():
+    served = HttpServer(*WHOLE, closes=True, pause_s=0.05)
+    results = await run_http(served, 4)
+    assert [result.error for result in results] == [None, "closed", None, "closed"]
+    assert served.num_connections == 2
+
+
+@pytest.mark.parametrize("linger", [struct.pack("ii", 0, 0), struct.pack("ii", 1, 0)], ids=["closes", "resets"])
+async def test_connection_that_ended_between_replies_is_opened_again(linger):
+    served, wire = HttpServer(*WHOLE, closes=True, pause_s=0.01), OpenAIWire()
+    async with served as url:
+        # The server's connections inherit it.
+        served.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        await wire.open(Target(url=url))
+        for text in TEXTS:
+            await wire.speak(Reply(text))
+            await asyncio.sleep(0.05)
+    assert served.num_connections == len(TEXTS)
+
+
+async def test_pieces_of_one_read_arrive_at_one_time():
+    pieces = []
+    async with HttpServer(OK + CHUNKED + CHUNK + CHUNK + b"0\r\n\r\n") as url:
+        http = await open_connection(url, {})
+        await http.send(http.encode("POST", "/", b'{"input": ""}'), lambda *piece: pieces.append(piece))
+        http.close()
+    (first, first_s), (second, second_s) = pieces
+    assert (first, second) == (0xF00, 0xF00)
+    assert first_s == second_s
 
 
 async def test_head_alone_is_not_first_audio():
