@@ -151,6 +151,9 @@ class TextTrack:
             num_chars = len(text)
             is_last = bool(self._unread) and isinstance(self._unread[0], EndItem)
             self._apply(self._segmenter.push(self._words.push_last(text) if is_last else self._words.push(text)))
+            if is_last:
+                # A segment that ends in between would be recorded as cut, and a replay would read its last word later.
+                self._apply_mark(self._unread.popleft())
         else:
             self._apply_mark(self._unread.popleft())
         return num_chars + max(num_held - self._words.num_chars_held, 0)

@@ -132,8 +132,12 @@ def test_the_last_word_is_read_with_the_text_before_it(normalize: bool):
     track.push("It was good.", 0.0)
     track.end()
     track.read(500)
-    assert track.open is not None
-    assert track.open.text == "It was good."
+    segment = track.pop()
+    assert isinstance(segment, TextSegment)
+    track.end_segment(segment)
+    assert segment.text == "It was good."
+    assert track.cuts == [], "a replay would read what precedes a cut without its last word"
+    assert track.exhausted
 
 
 def test_a_read_stays_within_its_budget():
