@@ -30,7 +30,7 @@ from engine.errors import (
     UnknownLanguage,
     UnknownVoice,
 )
-from engine.process import RunDirectory, freeze_gc, trim_heap
+from engine.process import RunDirectory, child_environment, freeze_gc, trim_heap
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -67,6 +67,7 @@ __all__ = [
     "UnknownVoice",
     "VoiceInfo",
     "check_sampling",
+    "child_environment",
     "freeze_gc",
     "trim_heap",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from engine.api import CheckpointError
 from engine.config import EngineConfig
 from engine.endpoint import Connection, EngineSocket
 from engine.ipc import PROGRESS, READY
-from engine.process import RunDirectory
+from engine.process import RunDirectory, child_environment
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +27,6 @@ SHUTDOWN_TIMEOUT_S = 10.0
 def host_command(settings: Mapping[str, Any]) -> list[str]:
     """``-P`` keeps the current folder, and whatever lies in it, out of the imports."""
     return [sys.executable, "-P", "-m", "engine.host", json.dumps(settings)]
-
-
-def host_environment() -> dict[str, str]:
-    """Command with this ``engine`` package first on the path, installed or in a source tree."""
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 class EngineProcess(EngineSocket):
@@ -75,7 +68,7 @@ class EngineProcess(EngineSocket):
         self.socket.unlink(missing_ok=True)
         self._process = await asyncio.create_subprocess_exec(
             *self.command,
-            env=host_environment(),
+            env=child_environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -1,4 +1,4 @@
-"""Process-wide care: garbage collection, free heap pages, a temporary folder. Imports no torch."""
+"""Process-wide care: garbage collection, free heap pages, a temporary folder, children. Imports no torch."""
 
 from __future__ import annotations
 
@@ -110,3 +110,9 @@ def trim_heap() -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+def child_environment() -> dict[str, str]:
+    """Return variables with which a child imports these packages first, installed or in a source tree."""
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import signal
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 from prometheus_client import multiprocess
 
-from engine.api import RunDirectory, SpeechEngine
+from engine.api import RunDirectory, SpeechEngine, child_environment
 from realtime.api_keys import load_authenticator
 from realtime.app import check_settings
 from realtime.calls.gateway_hub import GatewayHub
@@ -41,11 +40,8 @@ GATEWAY_COMMAND = (sys.executable, "-P", "-m", "realtime.gateway")
 
 
 def gateway_environment(metrics_folder: str) -> dict[str, str]:
-    """Command with this ``realtime`` package first on the path, installed or in a source tree."""
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     # NumPy would start a thread for each core in each gateway.
-    threads = {"OPENBLAS_NUM_THREADS": "1"} | os.environ
-    return threads | {MULTIPROCESS_FOLDER: metrics_folder, "PYTHONPATH": os.pathsep.join(paths)}
+    return {"OPENBLAS_NUM_THREADS": "1"} | child_environment() | {MULTIPROCESS_FOLDER: metrics_folder}
 
 
 class GatewaySupervisor:

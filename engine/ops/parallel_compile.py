@@ -171,22 +171,21 @@ class CompileWorker:
     """A process that compiles one kernel at a time; it ends with ``stack``."""
 
     def __init__(self, stack: ExitStack) -> None:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(WORKER_COMMAND, stdin=pipe, stdout=pipe, bufsize=0, env=environment)
         stack.enter_context(self._process)
         stack.callback(self._process.kill)  # by itself it takes long to end
 
-    def compile(self, request: CompileRequest) -> None:
-        """Raises ``OSError`` if the process has ended."""
+    def compile(self, request: CompileRequest) -> str:
+        """Return what went wrong, if anything. Raises ``OSError`` if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         answer = self._process.stdout.readline()
         if not answer:
             raise OSError("a process that compiles kernels has ended")
-        if error := answer.strip():
-            log.debug("%s was not compiled: %s", request.name, error.decode())
+        return answer.decode().strip()
 
 
 @contextmanager
@@ -197,7 +196,8 @@ def compile_requests(workers: Sequence[CompileWorker]) -> Iterator[Callable[[Com
     def feed(worker: CompileWorker) -> None:
         try:
             while request := waiting.get():
-                worker.compile(request)
+                if error := worker.compile(request):
+                    log.debug("%s was not compiled: %s", request.name, error)
         except OSError as error:
             log.warning("%s", error)
 

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.api import child_environment
 from realtime.cluster.config import ClusterConfig, Scalar, setting_text
 from realtime.cluster.coordinator import WATERMARK_KEY, WatermarkKeyAnswer, WatermarkKeyRequest
 from realtime.cluster.link import LINK_VARIABLE, VOICES, Call, ReplicaLink
@@ -72,12 +73,11 @@ class ChildProcess:
     def __init__(
         self, command: tuple[str, ...], environment: Mapping[str, str], stop_signal: signal.Signals = signal.SIGTERM
     ) -> None:
-        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             (sys.executable, "-P", "-m", "realtime.cluster.child", stop_signal.name, *command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+            env={**child_environment(), **environment},
             start_new_session=True,
         )
         # Lines of standard output, of the form ``NAME ADDRESS``.

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.address import EngineAddress, TlsFiles
-from engine.child import EngineProcess, host_command, host_environment
+from engine.child import EngineProcess, host_command
 from engine.host import EngineHost
 from engine.launch import EngineThread
 from engine.listener import EngineListener
+from engine.process import child_environment
 from tests.engine.test_launch import Switch, make
 from tests.fakes.checksum_model import ChecksumFamily
 from tests.realtime.certificates import CertificateAuthority
@@ -30,7 +31,7 @@ def running_process(process: EngineProcess) -> Iterator[EngineAddress]:
     """Run the process for clients on any event loop; it is alive until the end."""
     process._folder.make()
     command = host_command(process.settings)
-    with subprocess.Popen(command, env=host_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+    with subprocess.Popen(command, env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
         assert host.stdout is not None
         assert host.stdout.readline() == b"ready\n"
         yield process.address

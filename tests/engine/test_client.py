@@ -29,7 +29,7 @@ from engine.api import (
     SpeechEngine,
     SpeechRequest,
 )
-from engine.child import EngineProcess, host_command, host_environment
+from engine.child import EngineProcess, host_command
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.endpoint import EngineSocket
@@ -45,6 +45,7 @@ from engine.ipc import (
     frame_message,
 )
 from engine.launch import create_engine
+from engine.process import child_environment
 from engine.streams import StreamTable, replace_surrogates
 from tests.engine.served_engine import running_process
 from tests.fakes.checkpoints import write_checkpoint
@@ -282,7 +283,7 @@ def test_nothing_is_imported_from_the_current_folder(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')")
     command = [*host_command({})[:-1], "no settings"]
     ended = subprocess.run(
-        command, cwd=tmp_path, env=host_environment(), input=b"", capture_output=True, check=False, timeout=60
+        command, cwd=tmp_path, env=child_environment(), input=b"", capture_output=True, check=False, timeout=60
     )
     assert b"hijacked" not in ended.stderr
     assert b"JSONDecodeError" in ended.stderr, "it came as far as reading its settings"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import engine
 from engine.ops import parallel_compile
 from engine.ops.parallel_compile import (
     CompileRequest,
@@ -22,6 +23,8 @@ from engine.ops.parallel_compile import (
     record_requests,
     run_compiled,
 )
+
+REQUEST = CompileRequest("module", "kernel", "", ("cuda", 90, 32))
 
 
 class Kernel:
@@ -59,7 +62,7 @@ def test_a_kernel_is_launched_or_intercepted() -> None:
 def test_a_worker_that_ends_leaves_the_rest_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests = [CompileRequest("module", f"kernel {number}", "", ("cuda", 90, 32)) for number in range(5)]
+    requests = [REQUEST._replace(name=f"kernel {number}") for number in range(5)]
     seen = tmp_path / "seen"
     answers = f"import sys\nfor line in sys.stdin: print(line, file=open({str(seen)!r}, 'a')); print(flush=True)"
     with ExitStack() as stack:
@@ -70,6 +73,14 @@ def test_a_worker_that_ends_leaves_the_rest_to_the_others(
         monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", answers))
         compile_all([ended, CompileWorker(stack)], requests)
     assert len(seen.read_text().split("\n\n")) - 1 in {4, 5}
+
+
+def test_a_worker_imports_the_package_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = "import engine\nwhile input(): print(engine.__file__, flush=True)"
+    monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-P", "-c", answers))
+    monkeypatch.setattr(sys, "path", [""])  # the current folder
+    with ExitStack() as stack:
+        assert CompileWorker(stack).compile(REQUEST) == engine.__file__
 
 
 # -- with Triton, and without a GPU ------------------------------------------------------------------------------------
