@@ -30,7 +30,7 @@ from engine.errors import (
     UnknownLanguage,
     UnknownVoice,
 )
-from engine.process import RunDirectory, child_environment, freeze_gc, trim_heap
+from engine.process import RunDirectory, available_cores, child_environment, freeze_gc, trim_heap
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -66,6 +66,7 @@ __all__ = [
     "UnknownLanguage",
     "UnknownVoice",
     "VoiceInfo",
+    "available_cores",
     "check_sampling",
     "child_environment",
     "freeze_gc",

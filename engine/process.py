@@ -1,4 +1,4 @@
-"""Process-wide care: garbage collection, free heap pages, a temporary folder, children. Imports no torch."""
+"""Process-wide care: garbage collection, free heap pages, a temporary folder, cores, children. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 PREFIX = "voicewire-run-"
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 class RunDirectory:
@@ -116,3 +117,12 @@ def child_environment() -> dict[str, str]:
     """Return variables with which a child imports these packages first, installed or in a source tree."""
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def available_cores() -> int:
+    """Return the cores that this process may use, by its affinity and the quota of its container."""
+    num_cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no control groups, or no quota: ``max``
+        quota_us, period_us = map(int, CPU_QUOTA.read_text().split())
+        num_cores = min(num_cores, max(quota_us // period_us, 1))
+    return num_cores

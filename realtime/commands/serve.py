@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import resource
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.api import available_cores
 from realtime.commands.startup import WRONG_SETTINGS, StartupProgress, add_setting_arguments, collect_settings
 from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
 from realtime.engine_factory import has_gpu_engine
@@ -43,7 +43,6 @@ FLAGS = {
 # The engine's process, and what else the machine does.
 RESERVED_CORES = 3
 MAX_AUTOMATIC_GATEWAYS = 16
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,15 +81,6 @@ def with_gateways(config: ServerConfig) -> ServerConfig:
     num_free = available_cores() - RESERVED_CORES
     gateways = 1 if is_single else min(max(num_free, 1), MAX_AUTOMATIC_GATEWAYS)
     return msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, gateways=gateways))
-
-
-def available_cores() -> int:
-    """Return the cores that this process may use, by its affinity and the quota of its container."""
-    num_cores = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):  # no control groups, or no quota: ``max``
-        quota_us, period_us = map(int, CPU_QUOTA.read_text().split())
-        num_cores = min(num_cores, max(quota_us // period_us, 1))
-    return num_cores
 
 
 async def run_server(config: ServerConfig, on_ready: Callable[[Ports], None]) -> None:

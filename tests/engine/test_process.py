@@ -1,4 +1,4 @@
-"""Garbage collection policy and the temporary folder of a process."""
+"""Garbage collection policy, temporary folder and cores of a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine.loop import EngineLoop
-from engine.process import PREFIX, RunDirectory, collect_young, freeze_gc, is_gc_frozen
+from engine.process import PREFIX, RunDirectory, available_cores, collect_young, freeze_gc, is_gc_frozen
 from engine.runtime.engine import Engine
 
 MAKES_ONE = (
@@ -162,3 +162,14 @@ def test_an_engine_that_died_is_gone_before_another_is_made(is_calm: bool, reque
 
     with pytest.raises(Unmade):
         EngineLoop(make_engine, lambda emitted: None, lambda error: None).start()
+
+
+def test_available_cores_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr("engine.process.CPU_QUOTA", quota)
+    for text, num_cores in (("450000 100000\n", 4), ("50000 100000\n", 1), ("max 100000\n", 64)):
+        quota.write_text(text)
+        assert available_cores() == num_cores
+    quota.unlink()
+    assert available_cores() == 64

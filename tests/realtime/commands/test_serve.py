@@ -24,7 +24,7 @@ from realtime import cli
 from realtime.cli import main
 from realtime.commands import doctor
 from realtime.commands.doctor import CheckResult, checkpoint, line, package, program
-from realtime.commands.serve import FLAGS, add_arguments, available_cores, with_gateways
+from realtime.commands.serve import FLAGS, add_arguments, with_gateways
 from realtime.commands.startup import collect_settings
 from realtime.config import ConfigError, load_config
 from tests.fakes.checkpoints import write_checkpoint
@@ -187,23 +187,12 @@ def test_gateways_follow_the_cores_beside_a_gpu(
 ) -> None:
     (tmp_path / "nvidia3").touch()
     monkeypatch.setattr("engine.launch.DEVICES", tmp_path)
-    monkeypatch.setattr("realtime.commands.serve.CPU_QUOTA", tmp_path / "none")
+    monkeypatch.setattr("engine.process.CPU_QUOTA", tmp_path / "none")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(num_cores)))
     config = with_gateways(load_config(flags=flags))
     assert config.listen.gateways == num_gateways
     assert config.num_encoder_threads == (0 if num_gateways > 1 else 1)
-
-
-def test_gateways_keep_to_the_quota_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
-    quota = tmp_path / "cpu.max"
-    monkeypatch.setattr("realtime.commands.serve.CPU_QUOTA", quota)
-    for text, num_cores in (("450000 100000\n", 4), ("50000 100000\n", 1), ("max 100000\n", 64)):
-        quota.write_text(text)
-        assert available_cores() == num_cores
-    quota.unlink()
-    assert available_cores() == 64
 
 
 def test_machine_without_a_gpu_has_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
