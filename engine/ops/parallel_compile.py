@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from engine.process import available_cores
+
 log = logging.getLogger(__name__)
 
 MAX_WORKERS = 16
@@ -118,9 +120,7 @@ def _stop_at_compilation() -> Iterator[None]:
 def compile_only() -> Iterator[None]:
     """Kernels launched herein do not run; at the end all are compiled. Those that fail raise when they are launched."""
     with ExitStack() as stack:
-        num_workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)))
-        workers = [CompileWorker(stack) for _ in range(num_workers)]
-        with compile_requests(workers) as submit, record_requests(submit) as requests:
+        with compile_requests(start_workers(stack)) as submit, record_requests(submit) as requests:
             yield
         build_launchers(requests)
 
@@ -186,6 +186,19 @@ class CompileWorker:
         if not answer:
             raise OSError("a process that compiles kernels has ended")
         return answer.decode().strip()
+
+
+def start_workers(stack: ExitStack) -> list[CompileWorker]:
+    """Start a worker on each core. Raises ``OSError`` if none starts."""
+    workers: list[CompileWorker] = []
+    try:
+        while len(workers) < min(MAX_WORKERS, available_cores()):
+            workers.append(CompileWorker(stack))
+    except OSError as error:
+        if not workers:
+            raise
+        log.warning("only %d processes that compile kernels start: %s", len(workers), error)
+    return workers
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,7 @@ from engine.ops.parallel_compile import (
     launch,
     record_requests,
     run_compiled,
+    start_workers,
 )
 
 REQUEST = CompileRequest("module", "kernel", "", ("cuda", 90, 32))
@@ -81,6 +83,26 @@ def test_a_worker_imports_the_package_of_its_parent(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "path", [""])  # the current folder
     with ExitStack() as stack:
         assert CompileWorker(stack).compile(REQUEST) == engine.__file__
+
+
+@pytest.mark.parametrize(("num_startable", "num_cores", "num_started"), [(9, 3, 3), (9, 99, 4), (2, 3, 2)])
+def test_as_many_workers_start_as_there_are_cores_or_as_the_system_lets(
+    monkeypatch: pytest.MonkeyPatch, num_startable: int, num_cores: int, num_started: int
+) -> None:
+    left = iter(range(num_startable))
+
+    class Process(subprocess.Popen[bytes]):
+        def __init__(self, *command: Any, **how: Any) -> None:
+            if next(left, None) is None:
+                raise BlockingIOError("no more processes")
+            super().__init__(*command, **how)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", "input()"))
+    monkeypatch.setattr(parallel_compile, "MAX_WORKERS", 4)
+    monkeypatch.setattr(parallel_compile, "available_cores", lambda: num_cores)
+    with ExitStack() as stack:
+        assert len(start_workers(stack)) == num_started
 
 
 # -- with Triton, and without a GPU ------------------------------------------------------------------------------------
