@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 from triton.backends.compiler import GPUTarget
@@ -29,20 +30,26 @@ class TargetDriver:
 
 
 def compile_kernel(module: str, name: str, specialization: str, target: list[str | int]) -> None:
+    # Triton keys its caches by device name, so a driver for each request costs nothing.
     driver.set_active(TargetDriver(GPUTarget(*target)))
     getattr(import_module(module), name).preload(specialization)
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Triton prints what fails
-    for line in sys.stdin:
-        try:
-            compile_kernel(*json.loads(line))
-        except Exception as error:
-            print(json.dumps(f"{type(error).__name__}: {error}"), file=answers, flush=True)
-        else:
-            print(file=answers, flush=True)
+    with suppress(BrokenPipeError):  # the parent has ended
+        for line in sys.stdin:
+            os.write(answers, answer_of(line).encode() + b"\n")
+
+
+def answer_of(line: str) -> str:
+    """Carry out a request; return what went wrong, if anything."""
+    try:
+        compile_kernel(*json.loads(line))
+    except Exception as error:
+        return json.dumps(f"{type(error).__name__}: {error}")
+    return ""
 
 
 if __name__ == "__main__":

@@ -171,9 +171,14 @@ class CompileWorker:
     """A process that compiles one kernel at a time; it ends with ``stack``."""
 
     def __init__(self, stack: ExitStack) -> None:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(WORKER_COMMAND, stdin=pipe, stdout=pipe, bufsize=0, env=environment)
+        self._process = subprocess.Popen(
+            WORKER_COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            process_group=0,  # Ctrl-C is for this process
+        )
         stack.enter_context(self._process)
         stack.callback(self._process.kill)  # by itself it takes long to end
 

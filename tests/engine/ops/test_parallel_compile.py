@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -25,6 +27,7 @@ from engine.ops.parallel_compile import (
     run_compiled,
     start_workers,
 )
+from engine.process import child_environment
 
 REQUEST = CompileRequest("module", "kernel", "", ("cuda", 90, 32))
 
@@ -103,6 +106,14 @@ def test_as_many_workers_start_as_there_are_cores_or_as_the_system_lets(
     monkeypatch.setattr(parallel_compile, "available_cores", lambda: num_cores)
     with ExitStack() as stack:
         assert len(start_workers(stack)) == num_started
+
+
+def test_a_worker_has_a_process_group_of_its_own_and_is_killed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    with ExitStack() as stack:
+        process = CompileWorker(stack)._process
+        assert os.getpgid(process.pid) == process.pid
+    assert process.returncode == -signal.SIGKILL
 
 
 # -- with Triton, and without a GPU ------------------------------------------------------------------------------------
@@ -211,6 +222,17 @@ def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(cache: Path) -> N
     with ExitStack() as stack:
         compile_all([CompileWorker(stack)], [first._replace(name="no_kernel"), second])
     assert num_compiled(cache) == 1
+
+
+def test_a_worker_ends_quietly_if_nobody_reads_its_answer(cache: Path) -> None:
+    pipe = subprocess.PIPE
+    command, environment = parallel_compile.WORKER_COMMAND, child_environment()
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as worker:
+        assert worker.stdout is not None
+        worker.stdout.close()
+        worker.stdout = None
+        _, errors = worker.communicate(json.dumps(REQUEST).encode() + b"\n", timeout=60)
+    assert (worker.returncode, errors) == (0, b"")
 
 
 @pytest.mark.gpu
