@@ -208,24 +208,36 @@ def start_workers(stack: ExitStack) -> list[CompileWorker]:
 
 @contextmanager
 def compile_requests(workers: Sequence[CompileWorker]) -> Iterator[Callable[[CompileRequest], None]]:
-    """Submit requests to the workers; at the end all are compiled but those of workers that have ended."""
+    """Submit requests to the workers; at the end they are compiled, or a warning tells how many are not."""
     waiting: SimpleQueue[CompileRequest | None] = SimpleQueue()
+    submitted: list[CompileRequest] = []
 
-    def feed(worker: CompileWorker) -> None:
-        try:
-            while request := waiting.get():
-                if error := worker.compile(request):
-                    log.debug("%s was not compiled: %s", request.name, error)
-        except OSError as error:
-            log.warning("%s", error)
+    def submit(request: CompileRequest) -> None:
+        submitted.append(request)
+        waiting.put(request)
 
     with ThreadPoolExecutor(len(workers)) as threads:
-        feeding = [threads.submit(feed, worker) for worker in workers]
+        feeding = [threads.submit(feed, worker, waiting) for worker in workers]
         try:
-            yield waiting.put
+            yield submit
         finally:
             for _ in feeding:
                 waiting.put(None)
+    answers = [answer for fed in feeding for answer in fed.result()]
+    if num_left := len(submitted) - answers.count(""):
+        first = next(filter(None, answers))
+        log.warning("%d of %d kernels were not compiled by processes: %s", num_left, len(submitted), first)
+
+
+def feed(worker: CompileWorker, waiting: SimpleQueue[CompileRequest | None]) -> list[str]:
+    """Hand over waiting requests until one is ``None`` or the worker ends; return what went wrong with each."""
+    answers: list[str] = []
+    try:
+        while request := waiting.get():
+            answers.append(worker.compile(request))
+    except OSError as error:
+        answers.append(str(error))
+    return answers
 
 
 def build_launchers(requests: Sequence[CompileRequest]) -> None:

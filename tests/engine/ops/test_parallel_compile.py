@@ -74,7 +74,9 @@ def test_a_worker_that_ends_leaves_the_rest_to_the_others(
         monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", "input()"))
         ended = CompileWorker(stack)
         compile_all([ended], requests)
-        assert [record.message for record in caplog.records] == ["a process that compiles kernels has ended"]
+        assert [record.message for record in caplog.records] == [
+            "5 of 5 kernels were not compiled by processes: a process that compiles kernels has ended"
+        ]
         monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", answers))
         compile_all([ended, CompileWorker(stack)], requests)
     assert len(seen.read_text().split("\n\n")) - 1 in {4, 5}
@@ -214,7 +216,7 @@ def test_without_processes_that_compile_kernels_are_compiled_when_they_are_launc
     assert "compiling on demand" in caplog.text
 
 
-def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(cache: Path) -> None:
+def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     requests: list[CompileRequest] = []
     with record_requests(requests.append):
         launch_some()
@@ -222,6 +224,8 @@ def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(cache: Path) -> N
     with ExitStack() as stack:
         compile_all([CompileWorker(stack)], [first._replace(name="no_kernel"), second])
     assert num_compiled(cache) == 1
+    assert "1 of 2 kernels were not compiled by processes: " in caplog.text
+    assert "no_kernel" in caplog.text
 
 
 def test_a_worker_ends_quietly_if_nobody_reads_its_answer(cache: Path) -> None:
