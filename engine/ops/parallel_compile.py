@@ -180,7 +180,10 @@ class CompileWorker:
             process_group=0,  # Ctrl-C is for this process
         )
         stack.enter_context(self._process)
-        stack.callback(self._process.kill)  # by itself it takes long to end
+        stack.callback(self.kill)  # by itself it takes long to end
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def compile(self, request: CompileRequest) -> str:
         """Return what went wrong, if anything. Raises ``OSError`` if the process has ended."""
@@ -220,6 +223,11 @@ def compile_requests(workers: Sequence[CompileWorker]) -> Iterator[Callable[[Com
         feeding = [threads.submit(feed, worker, waiting) for worker in workers]
         try:
             yield submit
+        except BaseException as error:
+            if not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError):
+                for worker in workers:  # the start is given up
+                    worker.kill()
+            raise
         finally:
             for _ in feeding:
                 waiting.put(None)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from engine.ops import parallel_compile
 from engine.ops.parallel_compile import (
     CompileRequest,
     CompileWorker,
+    KernelNotCached,
     compile_only,
     compile_requests,
     intercept,
@@ -30,6 +31,7 @@ from engine.ops.parallel_compile import (
 from engine.process import child_environment
 
 REQUEST = CompileRequest("module", "kernel", "", ("cuda", 90, 32))
+REQUESTS = [REQUEST._replace(name=f"kernel {number}") for number in range(5)]
 
 
 class Kernel:
@@ -42,10 +44,14 @@ class Kernel:
         return lambda *args, **options: self.calls.append(("launched", grid, (args, options)))
 
 
-def compile_all(workers: list[CompileWorker], requests: list[CompileRequest]) -> None:
+def compile_all(
+    workers: list[CompileWorker], requests: list[CompileRequest], error: BaseException | None = None
+) -> None:
     with compile_requests(workers) as submit:
         for request in requests:
             submit(request)
+        if error is not None:
+            raise error
 
 
 def test_a_kernel_is_launched_or_intercepted() -> None:
@@ -64,22 +70,66 @@ def test_a_kernel_is_launched_or_intercepted() -> None:
     assert kernel.calls == [("launched", (3, 4), given), ("intercepted", (3, 4), given), ("launched", (5,), ((), {}))]
 
 
+def worker_that_notes(seen: Path) -> tuple[str, ...]:
+    """A command that appends each request to a file."""
+    answers = f"import sys\nfor line in sys.stdin: print(line, file=open({str(seen)!r}, 'a')); print(flush=True)"
+    return sys.executable, "-c", answers
+
+
+def num_noted(seen: Path) -> int:
+    return len(seen.read_text().split("\n\n")) - 1
+
+
 def test_a_worker_that_ends_leaves_the_rest_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests = [REQUEST._replace(name=f"kernel {number}") for number in range(5)]
     seen = tmp_path / "seen"
-    answers = f"import sys\nfor line in sys.stdin: print(line, file=open({str(seen)!r}, 'a')); print(flush=True)"
     with ExitStack() as stack:
         monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", "input()"))
         ended = CompileWorker(stack)
-        compile_all([ended], requests)
+        compile_all([ended], REQUESTS)
         assert [record.message for record in caplog.records] == [
             "5 of 5 kernels were not compiled by processes: a process that compiles kernels has ended"
         ]
-        monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", answers))
-        compile_all([ended, CompileWorker(stack)], requests)
-    assert len(seen.read_text().split("\n\n")) - 1 in {4, 5}
+        monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", worker_that_notes(seen))
+        compile_all([ended, CompileWorker(stack)], REQUESTS)
+    assert num_noted(seen) in {4, 5}
+
+
+def test_after_an_error_what_waits_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", worker_that_notes(tmp_path / "seen"))
+    with ExitStack() as stack, pytest.raises(ZeroDivisionError):
+        compile_all([CompileWorker(stack)], REQUESTS, ZeroDivisionError())
+    assert num_noted(tmp_path / "seen") == 5
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
+def test_a_start_that_is_given_up_waits_for_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    answers = "while input(): print(flush=True)"
+    monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-c", answers))
+    with ExitStack() as stack:
+        worker = CompileWorker(stack)
+        with pytest.raises(error):
+            compile_all([worker], REQUESTS, error())
+        assert worker._process.wait(10) == -signal.SIGKILL
+
+
+def test_a_device_without_memory_is_no_reason_to_compile_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_compile, "compile_only", nullcontext)
+    runs: list[int] = []
+
+    def run() -> None:
+        runs.append(1)
+        raise KernelNotCached
+
+    def launch_all() -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run_compiled(run, launch_all)
+    assert len(runs) == 1
 
 
 def test_a_worker_imports_the_package_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
