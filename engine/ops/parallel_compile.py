@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,15 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "engine.ops.compile_worker")
 # Receives a kernel, its grid, its arguments and options instead of the device.
 Sink = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
 Result = TypeVar("Result")
-_sink: Sink | None = None
+
+
+class _Interception(threading.local):
+    """Of the present thread: other threads launch meanwhile."""
+
+    sink: Sink | None = None
+
+
+_interception = _Interception()
 
 
 class KernelNotCached(Exception):
@@ -49,12 +58,13 @@ class CompileRequest(NamedTuple):
 
 
 def is_compile_only() -> bool:
-    return _sink is not None
+    return _interception.sink is not None
 
 
 def launch(kernel: Any, *grid: int) -> Callable[..., Any]:
     """Return a launcher of ``kernel``; within ``intercept`` it does not run."""
-    return kernel[grid] if _sink is None else partial(_intercepted, _sink, kernel, grid)
+    sink = _interception.sink
+    return kernel[grid] if sink is None else partial(_intercepted, sink, kernel, grid)
 
 
 def _intercepted(sink: Sink, kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -63,13 +73,12 @@ def _intercepted(sink: Sink, kernel: Any, grid: tuple[int, ...], *args: Any, **o
 
 @contextmanager
 def intercept(sink: Sink) -> Iterator[None]:
-    """Hand launches over to ``sink``: kernels do not run, and leave what they would write as it was."""
-    global _sink
-    _sink = sink
+    """Hand this thread's launches over to ``sink``: kernels leave what they would write as it was."""
+    _interception.sink = sink
     try:
         yield
     finally:
-        _sink = None
+        _interception.sink = None
 
 
 def run_compiled(run: Callable[[], Result], launch_all: Callable[[], object]) -> Result:
@@ -102,8 +111,10 @@ def _stop_at_compilation() -> Iterator[None]:
         yield
         return
 
+    thread = threading.get_ident()
+
     def stop(*, cache_hit: bool, **_: Any) -> None:
-        if not cache_hit:
+        if not cache_hit and threading.get_ident() == thread:
             raise KernelNotCached
 
     folder = Path(knobs.cache.dir)
@@ -131,6 +142,7 @@ def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[list[C
     from triton import knobs
     from triton.runtime import driver
 
+    thread = threading.get_ident()
     requests: list[CompileRequest] = []
     # A repeated request takes Triton longer than a launch.
     asked_for: set[Hashable] = set()
@@ -143,6 +155,8 @@ def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[list[C
 
     def record(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         """Return whether Triton is to leave it at that."""
+        if threading.get_ident() != thread:
+            return False
         target = driver.active.get_current_target()
         place = target.backend, target.arch, target.warp_size
         request = CompileRequest(fn.module, fn.name, compile["specialization_data"], place)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,18 @@ def test_a_kernel_is_launched_or_intercepted() -> None:
     launch(kernel, 3, 4)(1, BLOCK=2)
     with intercept(remember):
         launch(kernel, 3, 4)(1, BLOCK=2)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(lambda: launch(kernel, 6)()).result()
     with pytest.raises(ZeroDivisionError), intercept(remember):
         _ = 1 // 0
     launch(kernel, 5)()
     given = ((1,), {"BLOCK": 2})
-    assert kernel.calls == [("launched", (3, 4), given), ("intercepted", (3, 4), given), ("launched", (5,), ((), {}))]
+    assert kernel.calls == [
+        ("launched", (3, 4), given),
+        ("intercepted", (3, 4), given),
+        ("launched", (6,), ((), {})),
+        ("launched", (5,), ((), {})),
+    ]
 
 
 def worker_that_notes(seen: Path) -> tuple[str, ...]:
@@ -264,6 +272,14 @@ def test_without_processes_that_compile_kernels_are_compiled_when_they_are_launc
     assert run_compiled(run_all, launch_some) == "ran"
     assert num_compiled(cache) == 2
     assert "compiling on demand" in caplog.text
+
+
+@pytest.mark.parametrize("is_loading", [parallel_compile._stop_at_compilation, lambda: record_requests(print)])
+def test_another_thread_compiles_what_it_launches(cache: Path, is_loading: Any) -> None:
+    (cache / "of another version").touch()
+    with ThreadPoolExecutor(1) as other, is_loading():
+        assert other.submit(run_all).result() == "ran"
+    assert num_compiled(cache) == 2
 
 
 def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
