@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -140,7 +140,6 @@ def compile_only() -> Iterator[None]:
 def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[list[CompileRequest]]:
     """Submit what Triton would compile for the launches herein, which do not run, and list it."""
     from triton import knobs
-    from triton.runtime import driver
 
     thread = threading.get_ident()
     requests: list[CompileRequest] = []
@@ -157,9 +156,7 @@ def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[list[C
         """Return whether Triton is to leave it at that."""
         if threading.get_ident() != thread:
             return False
-        target = driver.active.get_current_target()
-        place = target.backend, target.arch, target.warp_size
-        request = CompileRequest(fn.module, fn.name, compile["specialization_data"], place)
+        request = CompileRequest(fn.module, fn.name, compile["specialization_data"], current_target())
         requests.append(request)
         submit(request)
         return True
@@ -170,6 +167,14 @@ def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[list[C
             yield requests
     finally:
         knobs.runtime.jit_cache_hook = before
+
+
+def current_target() -> tuple[str, int, int]:
+    """Return backend, architecture and warp size of the current device."""
+    from triton.runtime import driver
+
+    target = driver.active.get_current_target()
+    return target.backend, target.arch, target.warp_size
 
 
 def _kind(value: Any) -> Hashable:
@@ -269,10 +274,17 @@ def build_launchers(requests: Sequence[CompileRequest]) -> None:
     device = torch.cuda.current_device()
 
     def load(request: CompileRequest) -> None:
-        # What fails raises when it is launched, and another device's kernels cannot be loaded here.
+        # What fails raises when it is launched.
         with suppress(Exception), torch.cuda.device(device):
             _ = getattr(import_module(request.module), request.name).preload(request.specialization).run
 
-    by_signature = {str(json.loads(request.specialization)["signature"]): request for request in requests}
     with ThreadPoolExecutor(MAX_WORKERS) as threads:
-        list(threads.map(load, by_signature.values()))
+        list(threads.map(load, one_of_each_signature(requests, current_target())))
+
+
+def one_of_each_signature(
+    requests: Sequence[CompileRequest], target: tuple[str, int, int]
+) -> Collection[CompileRequest]:
+    """Return a request of each signature among those for ``target``."""
+    found = [request for request in requests if request.target == target]
+    return {str(json.loads(request.specialization)["signature"]): request for request in found}.values()

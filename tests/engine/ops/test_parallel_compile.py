@@ -25,6 +25,7 @@ from engine.ops.parallel_compile import (
     compile_requests,
     intercept,
     launch,
+    one_of_each_signature,
     record_requests,
     run_compiled,
     start_workers,
@@ -176,6 +177,21 @@ def test_a_worker_has_a_process_group_of_its_own_and_is_killed_at_the_end(monkey
     assert process.returncode == -signal.SIGKILL
 
 
+def test_launchers_are_built_for_the_current_device_once_for_each_signature() -> None:
+    here, elsewhere = ("cuda", 90, 32), ("cuda", 80, 32)
+    requests = [
+        REQUEST._replace(name=name, target=target, specialization=json.dumps({"name": name, "signature": signature}))
+        for name, target, signature in [
+            ("a", here, {"x": "*bf16"}),
+            ("b", here, {"x": "*bf16"}),
+            ("c", here, {"x": "*fp32"}),
+            ("d", elsewhere, {"x": "*bf16"}),
+            ("e", elsewhere, {"x": "i32"}),
+        ]
+    ]
+    assert [request.name for request in one_of_each_signature(requests, here)] == ["b", "c"]
+
+
 # -- with Triton, and without a GPU ------------------------------------------------------------------------------------
 
 
@@ -235,6 +251,30 @@ def test_kernels_of_all_launches_are_compiled_once(cache: Path) -> None:
     run_compiled(run_all, lambda: compiled.append("again"))
     assert num_compiled(cache) == 2
     assert not compiled
+
+
+def test_launchers_are_built_once_all_is_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[tuple[set[str], int]] = []
+
+    def build(requests: list[CompileRequest]) -> None:
+        built.append(({request.name for request in requests}, num_compiled(cache)))
+
+    monkeypatch.setattr(parallel_compile, "build_launchers", build)
+    with compile_only():
+        launch_some()
+    assert built == [({"norm_kernel", "swiglu_kernel"}, 2)]
+
+
+def test_a_worker_compiles_without_torch(cache: Path) -> None:
+    requests: list[CompileRequest] = []
+    with record_requests(requests.append):
+        launch_some()
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    command = "import sys; from engine.ops.compile_worker import main; main(); sys.exit('torch' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", command], env=child_environment(), input=lines, text=True, check=False
+    )
+    assert (ended.returncode, num_compiled(cache)) == (0, 2)
 
 
 def test_into_an_empty_cache_all_are_compiled_before_any_runs(cache: Path) -> None:
