@@ -82,8 +82,8 @@ def intercept(sink: Sink) -> Iterator[None]:
 
 
 def run_compiled(run: Callable[[], Result], launch_all: Callable[[], object]) -> Result:
-    """Return what ``run`` returns. At its first kernel that Triton's cache lacks it is given up, the kernels that
-    ``launch_all`` launches are compiled in parallel, and it runs again.
+    """Run ``run``. If Triton's cache is empty or lacks a kernel, compile all kernels of ``launch_all`` in parallel,
+    then run it again.
     """
     try:
         with _stop_at_compilation():
@@ -104,7 +104,7 @@ def run_compiled(run: Callable[[], Result], launch_all: Callable[[], object]) ->
 
 @contextmanager
 def _stop_at_compilation() -> Iterator[None]:
-    """Raise ``KernelNotCached`` if Triton's cache is empty, or behind the first kernel that had to be compiled."""
+    """Raise ``KernelNotCached`` if Triton's cache is empty, or after the first kernel that had to be compiled."""
     try:
         from triton import knobs
     except ImportError:  # there are no kernels
