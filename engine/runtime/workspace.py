@@ -92,10 +92,17 @@ def call_groups(program: FrameProgramProtocol, codec: GraphCodec | None, config:
 
 def workspace_bytes(groups: list[list[Run]], device: torch.device) -> int:
     """Bytes for all groups: calls of one share memory, groups do not, and a call runs once before it is captured."""
-    peaks = run_compiled(
-        lambda: [max(peak_bytes(run, device) for run in group) for group in groups],
-        lambda: [run() for group in groups for run in group],
-    )
+
+    def run_all() -> None:
+        for group in groups:
+            for run in group:
+                run()
+
+    def measure() -> list[int]:
+        run_all()  # what stays allocated from the first call on is part of no call
+        return [max(peak_bytes(run, device) for run in group) for group in groups]
+
+    peaks = run_compiled(measure, run_all)
     return int(SPARE * (sum(peaks) + max(peaks))) + STREAM_BYTES * len(groups)
 
 
