@@ -123,8 +123,18 @@ class GatewaySupervisor:
         self._running.add(process)
         return process
 
+    def _take_launched(self) -> Process | None:
+        """Return one that still runs, if there is one."""
+        while self._launched:
+            process = self._launched.pop()
+            if process.returncode is None:
+                return process
+            self._running.discard(process)
+            log.error("gateway exited with status %s before it was needed; restarting", process.returncode)
+        return None
+
     async def _start(self, column: int) -> Process:
-        process = self._launched.pop() if self._launched else await self._launch()
+        process = self._take_launched() or await self._launch()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(self._plan_of(column)) + b"\n")

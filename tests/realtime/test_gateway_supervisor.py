@@ -469,15 +469,32 @@ async def test_wrong_setting_is_found_before_the_model_loads() -> None:
         await serve_with_gateways(config, lambda ports: None, (UnstartedEngine(), "unix:/nowhere"))
 
 
-class EngineThatFails(FakeSpeechEngine):
-    """Fails to load once it has seen two gateways."""
+class EngineThatLoads(FakeSpeechEngine):
+    """Loads until it has seen two gateways."""
 
     async def start(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while len(gateways := gateways_of(psutil.Process())) < NUM_GATEWAYS:
                 await asyncio.sleep(0.01)
         self.seen = gateways
+
+
+class EngineThatFails(EngineThatLoads):
+    async def start(self) -> None:
+        await super().start()
         raise ChildProcessError("it does not load")
+
+
+class EngineThatOutlivesGateway(EngineThatLoads):
+    """Ends one of the gateways while it loads."""
+
+    async def start(self) -> None:
+        await super().start()
+        ended = self.seen.pop()
+        ended.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            while psutil.pid_exists(ended.pid):
+                await asyncio.sleep(0.01)
 
 
 async def test_gateways_start_beside_the_engine_and_end_with_it() -> None:
@@ -486,6 +503,41 @@ async def test_gateways_start_beside_the_engine_and_end_with_it() -> None:
     with pytest.raises(ChildProcessError, match="does not load"):
         await serve_with_gateways(config, lambda ports: None, (engine, "unix:/nowhere"))
     assert not any(gateway.is_running() for gateway in engine.seen)
+
+
+@pytest.mark.parametrize("kind", [EngineThatLoads, EngineThatOutlivesGateway])
+async def test_gateways_started_beside_the_engine_serve_and_those_that_end_are_replaced(
+    kind: type[EngineThatLoads], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Ready without an engine.
+    command = sys.executable, "-c", "input(); print('ready', flush=True); input()", "realtime.gateway"
+    monkeypatch.setattr(gateway_supervisor, "GATEWAY_COMMAND", command)
+    engine, serving = kind(), list[psutil.Process]()
+
+    def on_ready(ports: object) -> None:
+        serving.extend(gateways_of(psutil.Process()))
+        signal.raise_signal(signal.SIGTERM)
+
+    config = load_config(flags={"listen.gateways": NUM_GATEWAYS, "listen.port": 0})
+    await serve_with_gateways(config, on_ready, (engine, "unix:/nowhere"))
+    assert len(serving) == NUM_GATEWAYS
+    assert set(engine.seen) <= set(serving)
+    assert ("gateway exited with status -9" in caplog.text) == (len(engine.seen) < NUM_GATEWAYS)
+
+
+async def test_gateways_that_all_end_by_themselves_end_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gateway_supervisor, "GATEWAY_COMMAND", (sys.executable, "-c", "exit(3)"))
+    listen = msgspec.structs.replace(ServerConfig().listen, gateways=NUM_GATEWAYS)
+    plan = GatewayPlan(config=ServerConfig(listen=listen), engines="", tally="", counted=(), exchange="")
+    keeper = GatewaySupervisor(plan, str(tmp_path))
+    await keeper.launch()
+    await asyncio.gather(*(process.wait() for process in keeper._launched))
+    with pytest.raises(ChildProcessError, match="did not come up"):
+        await keeper.run(lambda: None)
+    await keeper.aclose()
+    assert caplog.text.count("gateway exited with status 3") == NUM_GATEWAYS
 
 
 def test_a_gateway_without_a_plan_ends_with_its_parent(tmp_path: Path) -> None:
