@@ -208,7 +208,8 @@ class CompileWorker:
         """Return what went wrong, if anything. Raises ``OSError`` if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        with suppress(BrokenPipeError):  # then there is no answer, either
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
         answer = self._process.stdout.readline()
         if not answer:
             raise OSError("a process that compiles kernels has ended")
