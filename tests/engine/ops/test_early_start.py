@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,80 +12,142 @@ import pytest
 import torch
 
 from engine import ops as package
+from engine.config import EngineConfig
 from engine.ops.parallel_compile import intercept
-from engine.ops.params import ConvParams, PagedCall, ResidualStream
+from engine.ops.params import ConvParams, PagedCall, ResidualStream, SamplingTensors
+from engine.ops.reference_ops import select_ops
+from engine.weights.quantize import QUANTIZERS, Weight
 
 SIZE, HEAD, STEPS, REPLAYS = 512, 128, 40, 25
+# Values of EARLY: a kernel lets the next one start when it has waited, or before it writes.
+AT_START, AT_END = 1, 2
+# Kernels of ``run_frame`` that do not depend on the precision.
+FRAME_KERNELS = {"kv_write_kernel", "paged_attention_kernel", "predictor_attention_kernel", "sample_kernel"}
+# None of them reads or writes memory.
+CALLS_BEFORE_WAIT = {"tl.program_id", "tl.arange", "tl.multiple_of"}
+Launch = tuple[str, dict[str, Any]]
 
 
-def early_kernels() -> list[ast.FunctionDef]:
+def early_kernels() -> dict[str, ast.FunctionDef]:
     trees = [ast.parse(path.read_text()) for path in Path(package.__path__[0]).glob("triton_*.py")]
     found = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [node for node in found if node.name.endswith("_kernel") and "EARLY" in [arg.arg for arg in node.args.args]]
+    early = [node for node in found if "EARLY" in [arg.arg for arg in node.args.args]]
+    return {node.name: node for node in early if node.name.endswith("_kernel")}
 
 
-def memory_accesses(node: ast.AST) -> list[str]:
-    calls = [ast.unparse(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)]
-    return [name for name in calls if name in ("tl.load", "tl.store")]
+def statements(node: ast.FunctionDef) -> list[str]:
+    return [ast.unparse(statement) for statement in node.body]
+
+
+def may_precede_wait(call: ast.Call) -> bool:
+    """Whether it reads and writes nothing, or prefetches as much as the launch says, which lies within each row."""
+    name = ast.unparse(call.func)
+    is_prefetch = name == "prefetch_rows" and ast.unparse(call.args[1]) == "PREFETCH"
+    return is_prefetch or name in CALLS_BEFORE_WAIT or name.endswith(".to")
 
 
 def test_every_kernel_that_starts_early_waits_before_it_reads_or_writes() -> None:
     kernels = early_kernels()
-    names = {"gemv_kernel", "gemm_kernel", "sum_norm_kernel", "kv_write_kernel", "conv_kernel", "sample_kernel"}
-    assert names <= {node.name for node in kernels}
-    for node in kernels:
-        texts = [ast.unparse(statement) for statement in node.body]
-        assert "wait_for_inputs(EARLY)" in texts, node.name
-        before = node.body[: texts.index("wait_for_inputs(EARLY)")]
-        assert not [name for statement in before for name in memory_accesses(statement)], node.name
+    names = {"gemv_kernel", "int4_gemv_kernel", "gemm_kernel", "sum_norm_kernel", "norm_quantize_kernel", "conv_kernel"}
+    assert names | FRAME_KERNELS <= set(kernels)
+    for name, node in kernels.items():
+        assert "wait_for_inputs(EARLY)" in statements(node), name
+        before = node.body[: statements(node).index("wait_for_inputs(EARLY)")]
+        calls = [call for statement in before for call in ast.walk(statement) if isinstance(call, ast.Call)]
+        assert [ast.unparse(call) for call in calls if not may_precede_wait(call)] == [], name
 
 
-def launched_options(monkeypatch: pytest.MonkeyPatch, run: Callable[..., object], off: Any, possible: bool) -> Any:
-    """Return the options of all launches of ``run(ops)``."""
+def launches(
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[..., object],
+    off: Sequence[str] = (),
+    possible: bool = True,
+    precision: str = "bf16",
+) -> list[Launch]:
+    """Return kernels and options of all launches of ``run(ops)``."""
     pytest.importorskip("triton")
     from engine.ops import triton_ops
 
     monkeypatch.setattr(triton_ops, "can_start_early", lambda: possible)
-    launched: list[dict[str, Any]] = []
-    with intercept(lambda kernel, grid, args, options: launched.append(options)):
-        run(triton_ops.TritonOps(off))
+    ops = select_ops(EngineConfig(precision=precision, disabled_kernels=tuple(off)), torch.device("cuda"))
+    launched: list[Launch] = []
+    with intercept(lambda kernel, grid, args, options: launched.append((kernel.fn.__name__, options))):
+        run(ops)
     assert launched
     return launched
+
+
+def early_start(options: dict[str, Any]) -> int:
+    """Return the value of EARLY; Triton's own option has to go with it."""
+    early: int = options.get("EARLY", 0)
+    assert options.get("launch_pdl", False) == (early > 0)
+    return early
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("rows", "off", "possible", "wanted"),
-    [(2, (), True, 1), (3, (), True, 0), (2, ("early",), True, 0), (2, (), False, 0)],
+    [(2, (), True, AT_START), (3, (), True, 0), (2, ("early",), True, 0), (2, (), False, 0)],
 )
 def test_decoding_starts_early_for_few_streams_unless_it_is_off(
     monkeypatch: pytest.MonkeyPatch, rows: int, off: tuple[str, ...], possible: bool, wanted: int
 ) -> None:
     padded, convs = torch.zeros(rows, 4 + 6, SIZE), make_convs(torch.float32, "cpu")
-    for options in launched_options(monkeypatch, lambda ops: run_convs(ops, padded, convs), off, possible):
-        assert (options.get("EARLY", 0), options.get("launch_pdl", False)) == (wanted, wanted > 0)
+    for _, options in launches(monkeypatch, lambda ops: run_convs(ops, padded, convs), off, possible):
+        assert early_start(options) == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp8", "int4"])
+@pytest.mark.parametrize(
+    ("rows", "off", "possible", "wanted"),
+    [
+        (1, (), True, AT_START),
+        (3, (), True, AT_END),
+        (64, (), True, AT_END),
+        (65, (), True, 0),
+        (3, ("early",), True, 0),
+        (3, (), False, 0),
+    ],
+)
+def test_layers_and_sampling_start_early_for_some_rows_unless_it_is_off(
+    monkeypatch: pytest.MonkeyPatch, rows: int, off: tuple[str, ...], possible: bool, wanted: int, precision: str
+) -> None:
+    x, weights, kernels = torch.zeros(rows, SIZE).bfloat16(), make_weights(precision), early_kernels()
+    launched = launches(monkeypatch, lambda ops: run_frame(ops, x, weights), off, possible, precision)
+    assert {name for name, _ in launched} >= FRAME_KERNELS
+    for name, options in launched:
+        # Sampling writes little.
+        most = AT_START if name == "sample_kernel" else AT_END
+        assert early_start(options) == (min(wanted, most) if name in kernels else 0), name
+        assert early_start(options) != AT_END or "start_next(EARLY)" in statements(kernels[name]), name
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("rows", "off", "possible", "wanted", "ahead"),
+    ("precision", "rows", "kernel", "ahead"),
     [
-        (2, (), True, 1, {16}),
-        (3, (), True, 2, {4}),
-        (64, (), True, 2, {4}),
-        (65, (), True, 0, set()),
-        (3, ("early",), True, 0, set()),
-        (3, (), False, 0, set()),
+        ("bf16", 2, "gemv_kernel", [16, 16, 16]),
+        ("bf16", 3, "gemm_kernel", [4, 4, 0]),
+        ("fp8", 2, "gemv_kernel", [0, 16, 0]),
+        ("fp8", 3, "gemm_kernel", [4, 4, 0]),
+        ("int4", 1, "int4_gemv_kernel", [0, 0, 0]),
     ],
 )
-def test_layers_start_early_for_some_rows_unless_it_is_off(
-    monkeypatch: pytest.MonkeyPatch, rows: int, off: tuple[str, ...], possible: bool, wanted: int, ahead: set[int]
+def test_no_more_of_weights_is_fetched_ahead_than_a_program_reads(
+    monkeypatch: pytest.MonkeyPatch, precision: str, rows: int, kernel: str, ahead: list[int]
 ) -> None:
-    x, weights = torch.zeros(rows, SIZE), 2 * [(torch.zeros(8 * SIZE, SIZE), torch.zeros(SIZE, 3 * SIZE))]
-    launched = launched_options(monkeypatch, lambda ops: run_layers(ops, x, weights), off, possible)
-    for options in launched:
-        assert (options.get("EARLY", 0), options.get("launch_pdl", False)) == (wanted, wanted > 0)
-    assert {options["PREFETCH"] for options in launched if "PREFETCH" in options} == ahead
+    x, ((both, back), *_) = torch.zeros(rows, SIZE).bfloat16(), make_weights(precision)
+    short, ones = QUANTIZERS.get(precision, torch.Tensor.bfloat16)(torch.zeros(SIZE, SIZE)), torch.ones(SIZE)
+
+    def run(ops: Any) -> None:
+        ops.norm_swiglu(ResidualStream(x), ones, 1e-6, both)
+        ops.add_linear(ResidualStream(x), torch.zeros(rows, 3 * SIZE).bfloat16(), back)
+        ops.add_linear(ResidualStream(x), x, short)
+
+    launched = [options for name, options in launches(monkeypatch, run, precision=precision) if name == kernel]
+    assert [options.get("PREFETCH", 0) for options in launched] == ahead
+    assert kernel != "gemm_kernel" or launched[-1]["PARTS"] > 1
 
 
 @pytest.mark.gpu
@@ -95,6 +157,12 @@ def test_short_rows_of_weights_are_not_fetched_ahead(row_bytes: int, wanted: int
     from engine.ops.triton_linear import num_pieces
 
     assert num_pieces(row_bytes, 16) == wanted
+
+
+def make_weights(precision: str) -> list[tuple[Weight, Weight]]:
+    """Two layers of zeros for ``run_layers``."""
+    to_weight = QUANTIZERS.get(precision, torch.Tensor.bfloat16)
+    return 2 * [(to_weight(torch.zeros(8 * SIZE, SIZE)), to_weight(torch.zeros(SIZE, 3 * SIZE)))]
 
 
 def make_convs(dtype: torch.dtype, device: str) -> list[ConvParams]:
@@ -111,7 +179,7 @@ def run_convs(ops: Any, padded: torch.Tensor, convs: list[ConvParams]) -> torch.
     return x
 
 
-def run_layers(ops: Any, x: torch.Tensor, weights: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+def run_layers(ops: Any, x: torch.Tensor, weights: Sequence[tuple[Weight, Weight]]) -> torch.Tensor:
     """Layers whose attention, of 2 heads of keys and 12 of queries, reads what SwiGLU writes."""
     rows, residual, ones = x.shape[0], ResidualStream(x.clone()), torch.ones(SIZE, dtype=x.dtype, device=x.device)
     angles = torch.arange(64, device=x.device)[:, None] * torch.ones(HEAD // 2, device=x.device)
@@ -124,6 +192,18 @@ def run_layers(ops: Any, x: torch.Tensor, weights: list[tuple[torch.Tensor, torc
         y = ops.paged_attention(y, (ones[:HEAD], ones[:HEAD]), 1e-6, cache, call)
         ops.add_linear(residual, y, back)
     return ops.flush_residual(residual)
+
+
+def run_frame(ops: Any, x: torch.Tensor, weights: Sequence[tuple[Weight, Weight]]) -> None:
+    """Layers, then the predictor's attention and sampling, both of what one more product writes."""
+    rows, ones = x.shape[0], torch.ones(SIZE, dtype=x.dtype)
+    run_layers(ops, x, weights)
+    y = ops.norm_linear(ResidualStream(x), ones, 1e-6, weights[0][0])
+    rope, cache = torch.zeros(2, 16, HEAD // 2), torch.zeros(2, rows, 16, 2, HEAD, dtype=x.dtype)
+    ops.predictor_attention(y, (ones[:HEAD], ones[:HEAD]), 1e-6, tuple(rope), cache, 0, 1)
+    zero = torch.zeros(rows, dtype=torch.int64)
+    settings = SamplingTensors(torch.ones(rows), zero, torch.ones(rows), seed=zero, place=zero, frame=zero)
+    ops.sample_next(y, settings, 1, torch.zeros(y.shape[1], 8, dtype=x.dtype))
 
 
 @pytest.mark.gpu
