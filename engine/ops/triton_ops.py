@@ -52,7 +52,7 @@ MAX_GEMV_ROWS = 2
 # Above this cuBLAS wins, and what stands around a product stands alone.
 MAX_GEMM_ROWS = 64
 GEMM_ROWS, GEMM_COLUMNS, GEMM_DEPTH = 64, 32, 64
-# Columns, depth and stages of products: that are added, with SwiGLU, others.
+# Columns, depth and stages of products: those that are shared out along their depth, those with SwiGLU, all others.
 GEMM_ADD, GEMM_SWIGLU, GEMM_PLAIN = (GEMM_COLUMNS, GEMM_DEPTH, 6), (32, 128, 3), (16, 64, 8)
 MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
 MIN_PAST_TILE = 4
@@ -207,8 +207,9 @@ class TritonOps(ReferenceOps):
         (rows, size), num_out = residual.x.shape, weight.shape[0]
         weight = self.operand(weight, rows, residual.x.dtype)
         is_gemv = self.fits_gemv(rows, size, num_out)
-        # A product of cuBLAS takes as long, but does not start early.
-        is_gemm = self.fits_gemm(rows, size, num_out) and bool(self.early_layer(rows))
+        # In bf16 a product of cuBLAS takes as long, but does not start early.
+        is_early = bool(self.early_layer(rows)) and residual.x.dtype != torch.float32
+        is_gemm = is_early and self.fits_gemm(rows, size, num_out)
         if not is_gemv and not is_gemm:
             return super().norm_linear(residual, norm_weight, eps, weight, bias)
         out = residual.x.new_empty(rows, num_out)

@@ -151,6 +151,19 @@ def test_no_more_of_weights_is_fetched_ahead_than_a_program_reads(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("off", "dtype", "wanted"),
+    [((), torch.bfloat16, True), (("early",), torch.bfloat16, False), ((), torch.float32, False)],
+)
+def test_products_are_left_to_cublas_if_they_do_not_start_early_or_in_fp32(
+    monkeypatch: pytest.MonkeyPatch, off: tuple[str, ...], dtype: torch.dtype, wanted: bool
+) -> None:
+    x, weight, ones = (torch.zeros(*shape, dtype=dtype) for shape in ((40, SIZE), (SIZE, SIZE), (SIZE,)))
+    launched = launches(monkeypatch, lambda ops: ops.norm_linear(ResidualStream(x), ones, 1e-6, weight), off)
+    assert ("gemm_kernel" in [name for name, _ in launched]) == wanted
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("row_bytes", "wanted"), [(1024, 16), (1008, 0)])
 def test_short_rows_of_weights_are_not_fetched_ahead(row_bytes: int, wanted: int) -> None:
     pytest.importorskip("triton")

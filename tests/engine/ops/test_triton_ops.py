@@ -245,15 +245,12 @@ def test_a_product_is_shared_out_among_multiprocessors(size: int, num_out: int, 
 
 
 @pytest.mark.parametrize("size", [256, 320])
-def test_product_with_norm_where_layers_start_early(
-    fused: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, size: int
-) -> None:
-    """The product is the kernel's, not cuBLAS's, also where nothing can start early."""
-    monkeypatch.setattr(fused, "early_layer", lambda rows: {"EARLY": 0})
-    monkeypatch.setattr(fused, "early_product", lambda *args: {})
-    monkeypatch.delattr(ReferenceOps, "norm_linear")
-    x, norm, weight = random(40, size, dtype=dtype), random(size, dtype=dtype), random(128, size, dtype=dtype)
-    check(fused.norm_linear(ResidualStream(x), norm, EPS, weight), PLAIN.rms_norm(x, norm, EPS) @ weight.t(), dtype)
+def test_product_that_is_not_shared_out(fused: Any, dtype: torch.dtype, size: int) -> None:
+    """That which replaces one of cuBLAS where layers start early."""
+    x, weight = random(40, size, dtype=dtype), random(128, size, dtype=dtype)
+    out = torch.full((40, 128), torch.nan, dtype=dtype, device=DEVICE)
+    fused.launch_gemm(x, weight, out, 1, swiglu=False)
+    check(out, x @ weight.t(), dtype)
 
 
 def test_norm_and_swiglu_alone(fused: Any, dtype: torch.dtype) -> None:
