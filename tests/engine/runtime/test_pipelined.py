@@ -454,8 +454,25 @@ def test_first_chunk_is_decoded_alone_with_equal_samples(tiny_folder: Path) -> N
     assert [first, second] not in by_call
 
 
-def test_first_chunk_leaves_before_later_calls_are_launched(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, order = make_bench(tiny_folder, True), []
+@pytest.mark.parametrize(
+    ("max_rows", "num_replayed", "num_chunks", "wanted"),
+    [
+        (1, 0, 1, ["launch", "collect", "launch"]),
+        (1, 0, 2, ["launch", "collect", "launch", "launch", "collect"]),
+        (1, 2, 1, ["launch", "collect"]),
+        (0, 0, 1, ["launch", "launch", "collect"]),
+    ],
+    ids=["first", "second", "replayed", "many rows"],
+)
+def test_first_chunk_of_one_frame_leaves_before_later_calls_are_launched(
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    max_rows: int,
+    num_replayed: int,
+    num_chunks: int,
+    wanted: list[str],
+) -> None:
+    bench, order = make_bench(tiny_folder, True), list[str]()
     launch_call, collect = CodecStage._launch_call, CodecStage.collect
 
     def launched(stage: CodecStage, *args: Any) -> None:
@@ -470,9 +487,12 @@ def test_first_chunk_leaves_before_later_calls_are_launched(tiny_folder: Path, m
     monkeypatch.setattr(CodecStage, "collect", collected)
     # No call is done before the host waits for it.
     monkeypatch.setattr(CodecStage, "is_done", False)
-    bench.submit(text=TEXT, text_closed=True, lead_ms=2_000, sampling=SamplingParams(seed=1, min_new_tokens=20))
-    bench.run(until=lambda: bench.request(1).num_chunks > 0)
-    assert order == ["launch", "collect", "launch"]
+    monkeypatch.setattr("engine.runtime.decoding.MAX_ROWS_WAITING", max_rows)
+    resume = ResumePoint(codes=np.zeros((num_replayed, 4), np.int16).tobytes(), num_samples=0) if num_replayed else None
+    sampling = SamplingParams(seed=1, min_new_tokens=20)
+    bench.submit(text=TEXT, text_closed=True, lead_ms=2_000, sampling=sampling, resume=resume)
+    bench.run(until=lambda: bench.request(1).num_chunks >= num_chunks)
+    assert order == wanted
 
 
 def test_request_of_an_engine_that_died_before_its_first_audio_is_accepted(tiny_folder: Path) -> None:
