@@ -115,9 +115,7 @@ def spoken(passes: Callable[[], bool], **settings: Any) -> tuple[list[tuple[list
 
 
 @pytest.mark.parametrize("settings", [{}, TIMELESS], ids=["as it is", "timeless"])
-def test_waiting_for_calls_makes_steps_deterministic(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    # All rows here are few and urgent, so that without it both would wait.
-    monkeypatch.setattr("engine.runtime.decoding.MAX_ROWS_WAITING", -1)
+def test_waiting_for_calls_makes_steps_deterministic(settings: dict[str, Any]) -> None:
     chance = random.Random(1)
     (calls, rows), *others = (
         spoken(passes, **settings) for passes in (lambda: True, lambda: False, lambda: chance.random() < 0.2)
