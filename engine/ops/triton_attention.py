@@ -53,7 +53,7 @@ def _fp8_halves(pairs):
 def kv_write_kernel(
     qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, eps, value_offset, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
-    EARLY: tl.constexpr = False,
+    EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """Keys and values of positions that others of this very call will read."""
     wait_for_inputs(EARLY)
@@ -76,7 +76,7 @@ def paged_attention_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, table_ptr, position_ptr, out_ptr,
     eps, scale, value_offset, table_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
-    BLOCK: tl.constexpr, WRITE: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr = False,
+    BLOCK: tl.constexpr, WRITE: tl.constexpr, EXACT: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """One key head of one row a program, a row's heads side by side as its lines of the cache are.
 
@@ -157,7 +157,7 @@ def paged_attention_kernel(
 def predictor_attention_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, out_ptr, eps, scale, value_offset, start,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, LENGTH: tl.constexpr, TOKENS: tl.constexpr,
-    PAST: tl.constexpr, EARLY: tl.constexpr = False,
+    PAST: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """The predictor's: TOKENS new positions of one row behind ``start`` in the cache, PAST with the padding.
 
@@ -218,7 +218,7 @@ def predictor_attention_kernel(
 def ring_attention_kernel(
     qkv_ptr, cos_ptr, sin_ptr, ring_ptr, slot_ptr, first_ptr, out_ptr, scale, slot_stride, window, num_angles,
     HEADS: tl.constexpr, D: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
-    EXACT: tl.constexpr, EARLY: tl.constexpr = False,
+    EXACT: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """The codec's: TOKENS new positions of a slot over its last ``window``, kept in a ring of RING positions."""
     wait_for_inputs(EARLY)

@@ -41,7 +41,7 @@ def conv_kernel(
     num_rows, length, x_stride, residual_stride, raw_stride, act_stride, dilation, C, TAPS, N,
     RESIDUAL: tl.constexpr, RAW: tl.constexpr,
     ACT: tl.constexpr, EXACT: tl.constexpr, EVEN_N: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """Rows are (stream, position); strides are between streams. ACT: 0 none, 1 plain, 2 snake, 3 GELU.
 
@@ -132,7 +132,7 @@ def residual_unit_kernel(
 @triton.jit(do_not_specialize=["length"])
 def depthwise_norm_kernel(
     x_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, out_ptr, length, x_stride, eps,
-    C: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, EARLY: tl.constexpr = False,
+    C: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     wait_for_inputs(EARLY)
     row = tl.program_id(0)
@@ -153,7 +153,7 @@ def depthwise_norm_kernel(
 @triton.jit(do_not_specialize=["num_rows", "length"])
 def output_conv_kernel(
     x_ptr, weight_ptr, bias_ptr, pcm_ptr, num_rows, length, x_stride, pcm_stride,
-    C: tl.constexpr, BLOCK_C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     wait_for_inputs(EARLY)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -183,7 +183,7 @@ def conv_state_kernel(
     LOAD: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
-    EARLY: tl.constexpr = False,
+    EARLY: tl.constexpr = 0,
 ):
     """One run of a layer's past of one row a program: state to the head of its buffer, or its tail to the state.
 

@@ -2,7 +2,7 @@
 
 A graph spends about a microsecond between two kernels, and a frame has several hundred. A kernel that is launched with
 ``launch_pdl`` starts as soon as every program of the one before lets it. It waits itself for the results. While it
-waits, the first of its weights come into the L2 cache.
+waits, the first bytes of each row of its weights come into the L2 cache.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def to_float(nibble):
 def int4_gemv_kernel(
     x_ptr, weight_ptr, scale_ptr, norm_ptr, out_ptr, eps, N, K,
     ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr,
-    GROUPS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr = False,
+    GROUPS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """As ``gemv_kernel`` over an ``Int4Weight``, ``GROUPS`` groups of inputs at a time."""
     wait_for_inputs(EARLY)

@@ -34,7 +34,7 @@ def gemv_kernel(
     x_ptr, weight_ptr, scale_ptr, norm_ptr, out_ptr, eps, N, K,
     ROWS: tl.constexpr, NORM: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, SCALE: tl.constexpr,
     EVEN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr = False, PREFETCH: tl.constexpr = 0,
+    EARLY: tl.constexpr = 0, PREFETCH: tl.constexpr = 0,
 ):  # fmt: skip
     """out [ROWS, N] = f(norm(x [ROWS, K]) weight^T); with SWIGLU weight is [2 N, K]; with ADD out is added to.
 
@@ -91,7 +91,7 @@ def gemv_kernel(
 def gemm_kernel(
     x_ptr, weight_ptr, x_scale_ptr, scale_ptr, out_ptr, rows, N, K,
     SWIGLU: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, SCALED: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False, PREFETCH: tl.constexpr = 0,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = 0, PREFETCH: tl.constexpr = 0,
 ):  # fmt: skip
     """out[part] = x weight^T [rows, N] over that part of K; with SWIGLU weight is [2 N, K], and there is one part.
 
@@ -135,7 +135,7 @@ def gemm_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def sum_norm_kernel(
     x_ptr, parts_ptr, weight_ptr, out_ptr, rows, eps, H: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr = False,
+    EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """x [rows, H] += parts [PARTS, rows, H], summed up in their order; out = norm(x)."""
     wait_for_inputs(EARLY)
@@ -157,7 +157,7 @@ def sum_norm_kernel(
 
 @triton.jit
 def norm_kernel(
-    x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False
+    x_ptr, weight_ptr, out_ptr, eps, H: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = 0
 ):  # fmt: skip
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)

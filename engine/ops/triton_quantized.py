@@ -14,7 +14,7 @@ MIN_SCALE: tl.constexpr = tl.constexpr(1e-12)
 
 @triton.jit
 def quantize_rows_kernel(
-    x_ptr, out_ptr, scale_ptr, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False
+    x_ptr, out_ptr, scale_ptr, K: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = 0
 ):  # fmt: skip
     """x [rows, K] -> fp8 and the scale of each row."""
     wait_for_inputs(EARLY)
@@ -30,7 +30,7 @@ def quantize_rows_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def norm_quantize_kernel(
     x_ptr, parts_ptr, weight_ptr, out_ptr, scale_ptr, rows, eps, H: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """As ``sum_norm_kernel``: x [rows, H] += parts [PARTS, rows, H]; norm(x) -> fp8 and the scale of each row."""
     wait_for_inputs(EARLY)

@@ -95,7 +95,7 @@ def sample_kernel(
     seen_ptr, slot_ptr, penalty_ptr, forget_ptr, banned_ptr, finite_ptr, num_codes, eos,
     table_ptr, next_ptr, WIDTH: tl.constexpr,
     V: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr, FIRST: tl.constexpr, NEXT: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
+    WIDTH_BLOCK: tl.constexpr, EARLY: tl.constexpr = 0,
 ):  # fmt: skip
     """One row a program. With NEXT the row of ``table`` [V, WIDTH] that was drawn is copied to ``next``."""
     wait_for_inputs(EARLY)
