@@ -106,14 +106,14 @@ class TritonOps(ReferenceOps):
         return EARLY_START if self.starts_early and rows <= self.max_gemv_rows else {}
 
     def early_layer(self, rows: int) -> dict[str, int]:
-        """The same for a layer's kernels: with more rows each lets the next one start late, so that little waits.
+        """Options for a layer's kernels: with more rows each lets the next one start late, so that little waits.
 
         In the codec's layers each frame of a call is a row.
         """
         return self.early(rows) or (EARLY_END if self.starts_early and rows <= self.max_gemm_rows else {})
 
     def early_product(self, rows: int, row_bytes: int, ahead: int) -> dict[str, int]:
-        """The same for a product that reads ``row_bytes`` of each row of its weights."""
+        """Options for a product that reads ``row_bytes`` of each row of its weights."""
         early = self.early_layer(rows)
         return early | {"PREFETCH": num_pieces(row_bytes, ahead)} if early else early
 

@@ -27,7 +27,7 @@ MIN_ROUND_FRAMES = 16
 ROUND_SHARE = 1.25
 MAX_CALL_FRAMES = CALL_FRAMES[0]
 MIN_BURST_SLACK_S = 0.001
-# Rows of a step beside which launches wait for first chunks. With more, the host has no time to wait.
+# Maximum rows of a step beside which launches wait for first chunks. With more, the host has no time to wait.
 MAX_ROWS_WAITING = 64
 # A frame that was sampled: the request and its codes.
 Frame = tuple[Request, Sequence[int]]

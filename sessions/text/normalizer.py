@@ -49,7 +49,7 @@ class IncrementalNormalizer:
         return self._verbalize(self._blocks.push(text))
 
     def push_last(self, text: str) -> SpannedText:
-        """The same, and nothing of it is held back."""
+        """Append text that ends here, and return it with all that was held back."""
         return SpannedText.join([self.push(text), self.flush()])
 
     def flush(self) -> SpannedText:

@@ -35,7 +35,7 @@ class WordBuffer:
         return whole
 
     def push_last(self, text: str) -> SpannedText:
-        """The same, and the last word of the text is whole."""
+        """Append text, and return it with what was held back: its last word counts as whole."""
         joined = SpannedText.join([self.flush(), SpannedText.from_raw(text, self._num_chars)])
         self._num_chars += len(text)
         return joined
