@@ -44,10 +44,11 @@ POINTS = (0, 1, 8, 64, 256, 512, 1024, 1536)
 FRAME_MS = (0, 3.87, 4.58, 5.16, 7.89, 12.3, 21.4, 30.8)
 # By number of rows (docs/experiments/gpu-capacity.md).
 DECODE_MS = (0, 0.56, 0.71, 1.72, 5.09, 9.7, 18.4, 27.4)
-# By number of positions, and what a frame takes less behind a prefill.
+# What a frame takes less behind a prefill, by number of rows.
+TALKER_MS = (0, 1.3, 1.6, 2.0, 4.0, 6.8, 12.3, 18.0)
+# By number of positions.
 POSITIONS = (0, 16, 96, 256, 512, 1024)
 PREFILL_MS = (0, 1.6, 2.1, 2.8, 4.3, 7.3)
-SAVED_MS = 1.5
 
 
 def seconds_of(times_ms: tuple[float, ...], count: int, points: tuple[int, ...] = POINTS) -> float:
@@ -83,7 +84,7 @@ class SimulatedDevice:
         return self.now_s
 
     def queue_frame(self, rows: int, follows_prefill: int = 0) -> None:
-        self._queue_on_frames(seconds_of(FRAME_MS, rows) - follows_prefill * SAVED_MS / 1000)
+        self._queue_on_frames(seconds_of(FRAME_MS, rows) - follows_prefill * seconds_of(TALKER_MS, rows))
 
     def queue_prefill(self, positions: int) -> None:
         self._queue_on_frames(seconds_of(PREFILL_MS, positions, POSITIONS))

@@ -86,4 +86,4 @@ def test_decode_call_ends_after_its_frames_and_its_time(tmp_path: Path) -> None:
     assert not ticket.is_done
     ticket.wait()
     assert ticket.is_done
-    assert device.now_s == pytest.approx(0.0028 + 0.00387 - 0.0015 + 0.00071)
+    assert device.now_s == pytest.approx(0.0028 + 0.00387 - 0.0013 + 0.00071)
