@@ -22,8 +22,8 @@ from engine.program.isolate import isolate
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
 
 Result = tuple[Request, Outcome]
-# With more rows the pass of the talker that a prefill saves them is a small part of the step.
-MAX_PREFILLED_ROWS = 16
+# With more rows the inputs of a step rarely fit into one prefill, and take the host longer to stage.
+MAX_PREFILLED_ROWS = 128
 # A graph and the numbers that it is captured for.
 GraphKey = tuple[GraphSet, tuple[int, ...]]
 
@@ -117,6 +117,11 @@ class ModelRunner:
 def add_failure(failed: list[Result]) -> Callable[[ScheduledWork, Exception], None]:
     """Puts a work that raised into ``failed``."""
     return lambda work, error: failed.append((work.request, FailedOutcome(f"{type(error).__name__}: {error}")))
+
+
+def is_prompt(work: ScheduledWork) -> bool:
+    """Return whether more is computed than the one input that is sampled from."""
+    return work.count > int(work.sample)
 
 
 def due_items(work: ScheduledWork) -> list[Any]:
@@ -248,8 +253,8 @@ class GraphRunner(ModelRunner):
         self.prefixes.flush()
         failed: list[Result] = []
         works, self._sources = batch.items, {}
-        due = [work for work in works if work.count > int(work.sample)]
-        if due and self.can_sample_from_prefill(works):
+        due = [work for work in works if is_prompt(work)]
+        if due and self.can_sample_from_prefill(works, due):
             isolate(self.prefill_and_keep, works, add_failure(failed))
         else:
             isolate(self.prefill, due, add_failure(failed))
@@ -330,18 +335,21 @@ class GraphRunner(ModelRunner):
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def can_sample_from_prefill(self, works: Sequence[ScheduledWork]) -> bool:
-        """Return whether one pass of the talker can take all inputs of the step."""
+    def can_sample_from_prefill(self, works: Sequence[ScheduledWork], prompts: Sequence[ScheduledWork]) -> bool:
+        """Return whether one pass of the talker can take all inputs of the step; those of other rows are ids."""
         num_sampled = sum(work.sample for work in works)
         return (
             0 < num_sampled <= max(self.prefilled_buckets, default=0)
             and sum(work.count for work in works) <= self.max_tokens
-            and all(self.program.can_stage(due_items(work)) for work in works)
+            and all(self.program.can_stage(due_items(work)) for work in prompts)
         )
 
     def prefill_and_keep(self, works: Sequence[ScheduledWork]) -> list[None]:
         """Keys, values and hidden states of all due inputs."""
-        self.prefill_ids([(work, due_items(work)) for work in works])
+        works = sorted(works, key=is_prompt, reverse=True)
+        num_prompts = sum(map(is_prompt, works))
+        used = self.stage_ids([(work, due_items(work)) for work in works[:num_prompts]])
+        self.replay_tokens(self.stage_steps(used, works[num_prompts:]))
         ends = accumulate(work.count for work in works)
         self._sources = {work.request.held_slot: end - 1 for work, end in zip(works, ends, strict=True)}
         return [None] * len(works)
@@ -357,10 +365,11 @@ class GraphRunner(ModelRunner):
                 self.forward([ScheduledWork(work.request, len(items), sample=False)])
             else:
                 staged.append((work, items))
-        self.prefill_ids(staged)
+        self.replay_tokens(self.stage_ids(staged))
         return [None] * len(works)
 
-    def prefill_ids(self, inputs: Sequence[tuple[ScheduledWork, list[Any]]]) -> None:
+    def stage_ids(self, inputs: Sequence[tuple[ScheduledWork, list[Any]]]) -> int:
+        """Stage the inputs, and run them as far as they do not fit; the number of those that are staged."""
         used = 0
         for work, items in inputs:
             for start in range(0, len(items), self.max_tokens):
@@ -369,7 +378,7 @@ class GraphRunner(ModelRunner):
                     used = self.replay_tokens(used)
                 self.stage_items(used, work.request, work.request.row.num_computed + start, piece)
                 used += len(piece)
-        self.replay_tokens(used)
+        return used
 
     def stage_items(self, used: int, request: Request, position: int, items: Sequence[Any]) -> None:
         if used == 0:
@@ -379,6 +388,19 @@ class GraphRunner(ModelRunner):
         tokens["table"][used:end, : len(request.block_table)] = request.block_table
         tokens["position"][used:end] = np.arange(position, position + len(items))
         self.program.stage_tokens(used, request.row, items)
+
+    def stage_steps(self, used: int, works: Sequence[ScheduledWork]) -> int:
+        """Stage one position of each row, column by column; the number of those that are staged."""
+        if used == 0:
+            self._tokens_read.wait()
+        for work in works:
+            self.stage_request(work.request)
+        rows, slots = [work.request.row for work in works], [work.request.held_slot for work in works]
+        tokens, end = self.program.tokens.host, used + len(works)
+        tokens["table"][used:end] = self.tables.rows[slots]
+        tokens["position"][used:end] = [row.num_computed for row in rows]
+        self.program.stage_steps(used, rows, slots)
+        return end
 
     def replay_tokens(self, used: int) -> int:
         """Run what is staged; 0, for nothing is staged any more."""

@@ -128,6 +128,9 @@ class TalkerProgram:
     def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None:
         self.tokens.host["text"][start : start + len(items)] = items
 
+    def stage_steps(self, start: int, rows: Sequence[SequenceState], slots: Sequence[int]) -> None:
+        self.tokens.host["text"][start : start + len(rows)] = [row.inputs[row.num_computed] for row in rows]
+
     def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
         found: list[Outcome] = []
         for row, (token, finite) in zip(cast(Sequence[CosySequence], rows), out.tolist(), strict=True):

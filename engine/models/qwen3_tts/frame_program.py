@@ -93,13 +93,12 @@ class FrameProgram:
         one: tuple[int, ...] = ()
         draws = dict.fromkeys(("temperature", "top_p", "predictor_temperature", "predictor_top_p"), (f32, one))
         limits = dict.fromkeys(("top_k", "predictor_top_k", "seed", "place", "frame"), (i64, one))
-        places = dict.fromkeys(("slot", "text", "forget", "source"), (i64, one))
-        table = {"position": (i32, one), "table": (i32, (max_blocks,))}
-        flags = {"banned": (torch.bool, one), "goes_on": (torch.bool, one)}
-        row = draws | limits | places | table | flags | {"penalty": (f32, one), "ids": (i64, (self.num_books,))}
+        token = dict.fromkeys(("slot", "text"), (i64, one)) | {"position": (i32, one), "goes_on": (torch.bool, one)}
+        token |= {"table": (i32, (max_blocks,)), "ids": (i64, (self.num_books,))}
+        row = draws | limits | token | dict.fromkeys(("forget", "source"), (i64, one))
+        row |= {"banned": (torch.bool, one), "penalty": (f32, one)}
         self.inputs = StaticBuffers(max_rows, row, self.device)
         self.outputs = StaticBuffers(max_rows, {"codes": (i32, (self.num_books + 1,))}, self.device)
-        token = table | {"text": (i64, one), "ids": (i64, (self.num_books,))}
         self.tokens = StaticBuffers(max_tokens, token, self.device)
         # Of the last prefill, by its position.
         self.prefilled = self.text_table.new_zeros(max_tokens, self.text_table.shape[1])
@@ -134,18 +133,18 @@ class FrameProgram:
 
     def run_talker(self, given: dict[str, Tensor]) -> Tensor:
         """Hidden states [N, H] of one input of each row."""
-        ids = torch.where(given["goes_on"][:, None], self.last[given["slot"]], given["ids"])
-        x = self.text_table[given["text"]] + self.embed(ids)
-        return self.talker_stack.run(x, given["table"], given["position"], together=False)
+        return self.talker_stack.run(self.embed_inputs(given), given["table"], given["position"], together=False)
 
     def run_prefill(self, num_tokens: int) -> None:
         """Keys, values and hidden states of the first ``num_tokens`` rows of ``tokens``, of any requests, in order."""
         given = {name: value[:num_tokens] for name, value in self.tokens.device.items()}
-        x = self.text_table[given["text"]] + self.embed(given["ids"])
+        x = self.embed_inputs(given)
         self.prefilled[:num_tokens] = self.talker_stack.run(x, given["table"], given["position"], together=True)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        return F.embedding_bag(ids, self.frame_table, mode="sum")
+    def embed_inputs(self, given: dict[str, Tensor]) -> Tensor:
+        """Inputs [N, H]: a text id and, on the codec side, the last frame of a slot or ids."""
+        ids = torch.where(given["goes_on"][:, None], self.last[given["slot"]], given["ids"])
+        return self.text_table[given["text"]] + F.embedding_bag(ids, self.frame_table, mode="sum")
 
     def first_code(self, hidden: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         talker = self.config.talker
@@ -210,21 +209,27 @@ class FrameProgram:
         """Column by column: a number at a time costs a microsecond in an array."""
         inputs, end = self.inputs.host, start + len(rows)
         speech = cast(Sequence[QwenSequence], rows)
-        items: list[PromptPosition] = [row.inputs[row.num_computed - 1] for row in speech]
-        inputs["text"][start:end] = [item.text for item in items]
+        self.stage_inputs(self.inputs, start, speech, -1)
         inputs["frame"][start:end] = frames = [len(row.codes) for row in speech]
-        inputs["goes_on"][start:end] = [item.frame != NO_TOKEN for item in items]
         guards = self.guard_eos
         inputs["banned"][start:end] = [
             (guards and not row.eos_fed) or frame < row.min_new_tokens
             for row, frame in zip(speech, frames, strict=True)
         ]
         inputs["forget"][start:end] = NO_ID
-        for index, (row, item) in enumerate(zip(speech, items, strict=True), start):
+        for index, row in enumerate(speech, start):
             if row.repetition_window is not None:
                 inputs["forget"][index] = self.id_leaving_window(row)
+
+    def stage_inputs(self, buffers: StaticBuffers, start: int, rows: Sequence[QwenSequence], ahead: int) -> None:
+        """Input ``num_computed + ahead`` of each row; a frame is the last one of its slot."""
+        host, end = buffers.host, start + len(rows)
+        items: list[PromptPosition] = [row.inputs[row.num_computed + ahead] for row in rows]
+        host["text"][start:end] = [item.text for item in items]
+        host["goes_on"][start:end] = [item.frame != NO_TOKEN for item in items]
+        for index, (row, item) in enumerate(zip(rows, items, strict=True), start):
             if item.frame == NO_TOKEN:
-                inputs["ids"][index] = self.ids_of(row, item)
+                host["ids"][index] = self.ids_of(row, item)
 
     @staticmethod
     def id_leaving_window(row: QwenSequence) -> int:
@@ -249,12 +254,17 @@ class FrameProgram:
         assert isinstance(row, QwenSequence)
         tokens, end = self.tokens.host, start + len(items)
         tokens["text"][start:end] = [item.text for item in items]
+        tokens["goes_on"][start:end] = False
         # Nearly all have one code or none: a column costs a fifth of whole rows.
         tokens["ids"][start:end] = self.no_codec
         tokens["ids"][start:end, 0] = [self.no_codec if item.codec == NO_TOKEN else item.codec for item in items]
         for index, item in enumerate(items, start):
             if item.holds_frame:
                 tokens["ids"][index] = self.ids_of(row, item)
+
+    def stage_steps(self, start: int, rows: Sequence[SequenceState], slots: Sequence[int]) -> None:
+        self.tokens.host["slot"][start : start + len(rows)] = slots
+        self.stage_inputs(self.tokens, start, cast(Sequence[QwenSequence], rows), 0)
 
     def restore_row(self, slot: int, row: SequenceState) -> None:
         """Write its last frame, and the codes that are penalized."""

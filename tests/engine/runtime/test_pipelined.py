@@ -354,28 +354,36 @@ def test_rows_that_begin_together_sample_from_their_prefill(
         bench.submit(text=TEXT[:20], text_closed=True, layout=TextLayout.FULL, sampling=sampling)
     keys, runner = list[tuple[int, ...]](), benches[1].engine.runner
     assert isinstance(runner, GraphRunner)
-    replay, stage_tokens = runner.frames.replay, runner.program.stage_tokens
+    replay = runner.frames.replay
 
     def note(*key: int) -> None:
         keys.append(key)
         replay(*key)
 
-    def stage(start: int, row: Any, items: Sequence[Any]) -> None:
-        if is_split and start:
-            raise ValueError("one row at a time")
-        stage_tokens(start, row, items)
+    def first_only(stage: Callable[..., None]) -> Callable[..., None]:
+        def stage_first(start: int, *args: Any) -> None:
+            if is_split and start and args[0]:
+                raise ValueError("one row at a time")
+            stage(start, *args)
+
+        return stage_first
 
     monkeypatch.setattr(runner.frames, "replay", note)
-    monkeypatch.setattr(runner.program, "stage_tokens", stage)
+    for name in ("stage_tokens", "stage_steps"):
+        monkeypatch.setattr(runner.program, name, first_only(getattr(runner.program, name)))
     for bench in benches:
         for _ in range(5):
             bench.step()
-        # Beside rows that go on.
-        bench.submit(text=TEXT[:20], text_closed=True, layout=TextLayout.FULL, sampling=SAMPLINGS[2])
+        # Beside rows that go on, some of them in a block of their own or without a frame so far.
+        for number in range(5):
+            layout = TextLayout.STREAMING if number == 2 else TextLayout.FULL
+            bench.submit(text=TEXT[: 8 * number + 20], text_closed=True, layout=layout, sampling=SAMPLINGS[2])
+            if number != 2:
+                bench.step()
         bench.run()
     check_same(benches[1], benches[0])
     assert keys[0] == ((2,) if is_split else (2, 1))
-    assert keys.count((4, 1)) == (not is_split)
+    assert (keys.count((4, 1)), keys.count((8, 1))) == ((0, 0) if is_split else (2, 2))
     assert sum(len(key) == 1 for key in keys) > 4
 
 
