@@ -119,11 +119,12 @@ class EngineLoop:
         self.engine.read_command = self._process_next_command
         self._made.set_result(None)
         try:
-            while self._wait_for_work():
-                self.is_stepping = True
-                self.engine.step()
-                self._flush()
-                self.is_stepping = False
+            with self.engine.computing():
+                while self._wait_for_work():
+                    self.is_stepping = True
+                    self.engine.run_step()
+                    self._flush()
+                    self.is_stepping = False
         except BaseException as error:
             log.exception("engine loop crashed")
             self.died(error)

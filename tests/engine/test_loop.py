@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from engine import loop as loop_module
 from engine.api import (
@@ -159,15 +160,16 @@ def test_results_leave_before_the_step_ends(make_engine: Callable[[], Engine], h
 
     def make() -> Engine:
         engine = make_engine()
-        step = engine.step
+        step = engine.run_step
 
         def watched() -> None:
+            assert torch.is_inference_mode_enabled()
             step()
             found = list(engine.requests.events)
             engine.hand_over()
             left.append(not engine.requests.events and heard.events[len(heard.events) - len(found) :] == found)
 
-        engine.step, engine.close = watched, closed.set  # type: ignore[method-assign]
+        engine.run_step, engine.close = watched, closed.set  # type: ignore[method-assign]
         return engine
 
     loop = EngineLoop(make, heard.deliver, heard.died_of.append)
