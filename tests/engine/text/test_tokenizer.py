@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from engine.errors import CheckpointError
 from engine.text.incremental_bpe import BYTE_CHARACTERS, BpeVocab, IncrementalBpe, byte_level
 from engine.text.nfc import WHITE_SPACE, NfcStream, compose
-from engine.text.tokenizer import TextTokenizer
+from engine.text.tokenizer import PRE_TOKEN_PATTERN, TextTokenizer
 from tests.engine.text.tokenizer_folder import config_of, tokenizer_config_of, train, write_folder
 
 VOCAB, MERGES = train()
@@ -146,6 +148,18 @@ def test_work_grows_with_the_text_and_not_with_its_square(
     ids = push_all(tokenizer, list(text))
     assert num_chars <= 12 * len(text)
     assert ids == tokenizer.encode(text.lstrip(WHITE_SPACE))
+
+
+@given(
+    st.one_of(
+        st.text(alphabet=st.characters(max_codepoint=127), max_size=40),
+        st.lists(st.sampled_from([*fragments[:11], "'LL", "\x1f", "\x0b", "\r\n"]), max_size=20).map("".join),
+    )
+)
+@example("I'M don't '\x00s a\x1c\x1f \x0b\x0c\t\r\n\n !?\r\n 12'")
+def test_ascii_has_the_pre_tokens_of_the_whole_pattern(tokenizer: TextTokenizer, text: str) -> None:
+    split = Split(Regex(PRE_TOKEN_PATTERN), "isolated")
+    assert tokenizer.pre_tokens(text) == [word for word, _ in split.pre_tokenize_str(text)]
 
 
 def test_special_tokens_in_text_are_only_letters(tokenizer: TextTokenizer) -> None:
