@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import cast
 
 import torch
@@ -41,6 +41,8 @@ from engine.ops.noise import NoiseSource, PhiloxNoise, SampleKey
 from engine.ops.sampler import SamplingBatch, apply_repetition_penalty, sample
 from engine.text.tokenizer import TextTokenizer
 
+MAX_USUAL_PREFIXES = 256
+
 
 class Qwen3TTS:
     """The talker stage. ``guard_eos`` bans the end of speech until the end-of-text row has been fed."""
@@ -58,6 +60,8 @@ class Qwen3TTS:
         self.noise = noise or PhiloxNoise()
         self.guard_eos = guard_eos
         self.prompts = PromptBuilder(config, tokenizer.template_ids)
+        # Without an instruction, by speaker and language.
+        self.usual_prefix = lru_cache(MAX_USUAL_PREFIXES)(lambda *names: tuple(self.prompts.prefix(*names)))
         weight = talker.codec_head.weight
         self.device = weight.device
         books = config.talker.num_code_groups
@@ -154,6 +158,8 @@ class Qwen3TTS:
         if voice is None:
             named = request.voice if isinstance(request.voice, str) else None
             speaker = named.lower() if named else next(iter(self.config.talker.speakers), None)
+            if not instruct_ids:
+                return self.usual_prefix(speaker, request.language)
             return tuple(self.prompts.prefix(speaker, request.language, instruct_ids))
         rows = self.prompts.prefix(None, request.language, instruct_ids, cloned=True)
         head = voice.transcript_ids[: voice.num_prefix_ids(layout)]
