@@ -105,6 +105,8 @@ class DecodeCall:
     # How long the first of its listeners can wait.
     slack_s: float
     running: RunningCall
+    # A listener waits for its first chunk.
+    has_first: bool = False
 
 
 class CodecStage:
@@ -231,7 +233,8 @@ class CodecStage:
         firsts = self.num_launched[slots]
         self.num_launched[slots] += count
         running = self.codec.launch(slots, firsts, count)
-        self.calls.append(DecodeCall(slots, self.slots.generations[slots], firsts, count, slack_s, running))
+        generations, has_first = self.slots.generations[slots], not firsts.all()
+        self.calls.append(DecodeCall(slots, generations, firsts, count, slack_s, running, has_first))
 
     @property
     def is_done(self) -> bool:

@@ -168,7 +168,7 @@ class CallDecoding:
         if num_rows > MAX_ROWS_WAITING or not self.host.config.emit_per_decode_call:
             return 0
         num_chunks, calls = self.emit_completed(), self.stage.calls
-        while calls and calls[0].num_frames == 1 and not calls[0].firsts.all():
+        while calls and calls[0].num_frames == 1 and calls[0].has_first:
             num_chunks += self.emit_calls(1)
         return num_chunks
 
