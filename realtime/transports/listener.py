@@ -27,7 +27,7 @@ from realtime.h11_limits import ChunkLimitedConnection
 from realtime.transports.acceptor import Acceptor
 from realtime.transports.listening_sockets import Listeners
 from realtime.transports.transport import BODY_FOLLOWS, EXTENSION, SocketControls, write_timeout_s
-from realtime.transports.websocket_frames import FIN, OPCODE, WHOLE, FrameSplitter, payload
+from realtime.transports.websocket_frames import FIN, OPCODE, WHOLE, FrameSplitter, payload, whole_frame
 from sessions.weak import weak_method
 
 if TYPE_CHECKING:
@@ -282,9 +282,18 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.parser.close()  # a generator that refers to the object that holds it
 
     async def send(self, message: Any) -> None:
+        if message["type"] == "websocket.send" and self._can_send_past_parser:
+            data = message.get("bytes")
+            self.transport.write(whole_frame(message["text"] if data is None else data))
+            return
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
             self.handshake_complete = True  # else uvicorn logs an error for each refusal
+
+    @property
+    def _can_send_past_parser(self) -> bool:
+        is_open = self.conn.state is State.OPEN and not self.disconnected
+        return is_open and self._cutter is not None and self.writable.is_set()
 
     async def run_asgi(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Literal
 
@@ -13,6 +14,18 @@ FIN, OPCODE = 0x80, 0x0F
 MASKED, LENGTH = 0x80, 0x7F
 LENGTH_BYTES = {126: 2, 127: 8}
 MASK_BYTES = 4
+
+
+SHORT_HEAD, MIDDLE_HEAD, LONG_HEAD = struct.Struct(">BB"), struct.Struct(">BBH"), struct.Struct(">BBQ")
+
+
+def whole_frame(message: str | bytes) -> bytes:
+    """Return an unfragmented message as a server sends it, without a mask."""
+    kind, data = (0x81, message.encode()) if isinstance(message, str) else (0x82, message)
+    size = len(data)
+    if size < 126:
+        return SHORT_HEAD.pack(kind, size) + data
+    return (MIDDLE_HEAD.pack(kind, 126, size) if size < 1 << 16 else LONG_HEAD.pack(kind, 127, size)) + data
 
 
 class FrameSplitter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -174,6 +174,45 @@ def test_frames_are_cut_where_they_end(sizes: list[int], places: list[int]) -> N
     assert found == frames
     assert [payload(one) for one in found] == texts
     assert not cutter.is_broken
+
+
+async def sent(messages: list[str | bytes], own_frames: bool, closes_after: int) -> bytes:
+    """What the client gets of these messages, of which the others follow a close."""
+    async with connected(own_frames) as (protocol, pipe):
+        for at, message in enumerate(messages):
+            if at == closes_after:
+                await protocol.send({"type": "websocket.close", "code": 1000})
+            kind = "text" if isinstance(message, str) else "bytes"
+            with suppress(RuntimeError):  # uvicorn refuses what follows a close
+                await protocol.send({"type": "websocket.send", kind: message})
+        return pipe.told.partition(b"\r\n\r\n")[2]
+
+
+@pytest.mark.parametrize("closes_after", [2, 99])
+async def test_messages_are_sent_as_by_the_library(closes_after: int) -> None:
+    messages: list[str | bytes] = ["", "é" * 60, "é" * 63, bytes(125), bytes(126), bytes(0xFFFF), bytes(0x10000), b""]
+    expected = await sent(messages, own_frames=False, closes_after=closes_after)
+    assert await sent(messages, own_frames=True, closes_after=closes_after) == expected
+
+
+async def test_messages_wait_for_a_client_that_reads_slowly() -> None:
+    async with connected() as (protocol, pipe):
+        before = pipe.told
+        protocol.pause_writing()
+        sending = asyncio.create_task(protocol.send({"type": "websocket.send", "text": "late"}))
+        await asyncio.sleep(0)
+        assert pipe.told == before
+        protocol.resume_writing()
+        await sending
+        assert pipe.told == before + frame(TEXT, b"late", masked=False)
+
+
+@pytest.mark.parametrize("own_frames", [True, False])
+async def test_a_message_to_a_client_that_has_left_raises(own_frames: bool) -> None:
+    async with connected(own_frames) as (protocol, _):
+        protocol.connection_lost(ConnectionResetError())
+        with pytest.raises(OSError, match=r"^$"):
+            await protocol.send({"type": "websocket.send", "text": "late"})
 
 
 @pytest.mark.parametrize("piece", [b"", b"a"], ids=["empty", "of one byte"])
