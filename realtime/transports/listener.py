@@ -200,7 +200,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
     """Tells the application when it can write, and lets no closed connection linger. Messages that are whole in a
-    frame go past the general parser."""
+    frame go past the general parser, both ways."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
