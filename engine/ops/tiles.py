@@ -6,7 +6,9 @@ of one tap and few channels is all memory: there small tiles win at any size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 Tile = tuple[int, int, int, int]
 
@@ -23,6 +25,24 @@ SMALLEST: Tile = (16, 32, 4, 4)
 MIN_TALL = NUM_MULTIPROCESSORS * 3 // 2
 MAX_MORE_PADDING = 1.1
 MAX_SHORT = 768
+
+
+class UnitTile(NamedTuple):
+    """Of a residual unit: rows, inputs and outputs at a time, and with how many programs it is worth it."""
+
+    rows: int
+    depth: int
+    columns: int
+    warps: int
+    stages: int
+    min_programs: int
+
+
+# With fewer the two convolutions' small tiles keep more multiprocessors at work.
+MIN_UNIT_PROGRAMS = 80
+# Of those that have a multiprocessor each: of 256 streams, the fewest that were measured faster.
+MIN_WIDE_UNIT_PROGRAMS = 320
+MIN_UNIT_PART = 16
 
 
 def num_programs(tile: Tile, rows: int, columns: int) -> int:
@@ -46,3 +66,25 @@ def conv_shape(rows: int, columns: int, taps: int, channels: int) -> Tile:
     if (not is_short or columns % TALL[1] == 0) and num_programs(TALL, rows, columns) >= MIN_TALL:
         return TALL
     return next((tile for tile, least in SMALL if num_programs(tile, rows, columns) >= least), SMALLEST)
+
+
+def unit_parts(channels: int) -> tuple[int, int]:
+    """Return the largest power of two below ``channels``, and the rest."""
+    first = 1 << (channels - 1).bit_length() - 1
+    return first, channels - first
+
+
+def unit_shape(channels: int, on_hopper: bool) -> UnitTile | None:
+    """Return the tile of a unit in bf16, or none where one does not fit into registers and shared memory."""
+    if not 64 < channels <= 384:
+        return None
+    rest = unit_parts(channels)[1]
+    if rest < MIN_UNIT_PART or rest & (rest - 1):
+        return None
+    if channels <= 128:
+        return UnitTile(128, math.gcd(channels, 32), rest, 4, 5 if on_hopper else 3, MIN_UNIT_PROGRAMS)
+    if channels <= 192:
+        return UnitTile(64, math.gcd(channels, 64), rest, 4, 3, MIN_UNIT_PROGRAMS)
+    if channels > 256 and on_hopper:
+        return UnitTile(128, math.gcd(channels, 32), min(rest, 64), 8, 4, MIN_WIDE_UNIT_PROGRAMS)
+    return None

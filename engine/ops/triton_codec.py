@@ -81,25 +81,34 @@ def conv_kernel(
         tl.store(act_ptr + stream[:, None] * act_stride + at, total.to(act_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["length", "dilation"])
+@triton.jit(do_not_specialize=["num_rows", "length", "dilation"])
 def residual_unit_kernel(
     x_ptr, wide_ptr, wide_bias_ptr, inner_frequency_ptr, inner_gain_ptr, narrow_ptr, narrow_bias_ptr, frequency_ptr,
-    gain_ptr, residual_ptr, act_ptr, length, x_stride, residual_stride, act_stride, dilation, TAPS,
-    C: tl.constexpr, LAST: tl.constexpr, EXACT: tl.constexpr,
-    BLOCK_M: tl.constexpr, FIRST: tl.constexpr, BLOCK_K: tl.constexpr,
+    gain_ptr, residual_ptr, act_ptr, num_rows, length, x_stride, residual_stride, act_stride, dilation, TAPS,
+    C: tl.constexpr, LAST: tl.constexpr, EXACT: tl.constexpr, ONE_STREAM: tl.constexpr,
+    BLOCK_M: tl.constexpr, FIRST: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A residual unit at once: a convolution, its snake, a product, which ``residual`` takes; ``act`` is its snake.
 
     A program holds all channels of its rows, in two blocks without padding: FIRST and the rest, powers of two both. It
-    makes as many of the product at a time as the rest has. BLOCK_M divides ``length``: rows of one stream, whose
-    pointers are one number and constants, leave registers for a third program. With LAST ``residual`` stays as it is.
+    makes BLOCK_N of the product at a time, while the weights and the residual of the next ones arrive. With ONE_STREAM
+    BLOCK_M divides ``length``: rows of one stream, whose pointers are one number and constants, leave registers for a
+    third program. With LAST ``residual`` stays as it is.
     """
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     num_rest: tl.constexpr = C - FIRST
     row = tl.program_id(0) * BLOCK_M
-    stream, start = (row // length).to(tl.int64), row % length * C
-    own = tl.arange(0, BLOCK_M)[:, None] * C
+    if ONE_STREAM:
+        inside = None
+        stream, start = (row // length).to(tl.int64), row % length * C
+        own = tl.arange(0, BLOCK_M)[:, None] * C
+    else:
+        rows = row + tl.arange(0, BLOCK_M)
+        inside = (rows < num_rows)[:, None]
+        rows = tl.minimum(rows, num_rows - 1)
+        stream, start = (rows // length).to(tl.int64)[:, None], (rows % length * C)[:, None]
+        own = 0
     first, rest = tl.arange(0, FIRST), FIRST + tl.arange(0, num_rest)
     steps = tl.arange(0, BLOCK_K)
     x_at = x_ptr + stream * x_stride + start + own + steps[None]
@@ -111,22 +120,26 @@ def residual_unit_kernel(
         total_first = tl.dot(x, tl.load(wide_at + k * C + first[None]), total_first, input_precision=precision)
         total_rest = tl.dot(x, tl.load(wide_at + k * C + rest[None]), total_rest, input_precision=precision)
     total_first += tl.load(wide_bias_ptr + first)[None]
-    total_rest += tl.load(wide_bias_ptr + rest)[None]
     hidden_first = _snake(total_first, inner_frequency_ptr, inner_gain_ptr, first).to(dtype)
+    total_rest += tl.load(wide_bias_ptr + rest)[None]
     hidden_rest = _snake(total_rest, inner_frequency_ptr, inner_gain_ptr, rest).to(dtype)
-    for column in tl.static_range(0, C, num_rest):
-        columns = column + tl.arange(0, num_rest)
-        narrow_at = narrow_ptr + columns[None]
-        total = tl.dot(hidden_first, tl.load(narrow_at + first[:, None] * C), input_precision=precision)
-        total = tl.dot(hidden_rest, tl.load(narrow_at + rest[:, None] * C), total, input_precision=precision)
-        total += tl.load(narrow_bias_ptr + columns)[None]
-        at = own + columns[None]
-        residual_at = residual_ptr + stream * residual_stride + start + at
-        total += tl.load(residual_at).to(tl.float32)
+    some = tl.arange(0, BLOCK_N)
+    residual_at = residual_ptr + stream * residual_stride + start + own + some[None]
+    act_at = act_ptr + stream * act_stride + start + own + some[None]
+    narrow_at = narrow_ptr + some[None]
+    for column in tl.range(0, C, BLOCK_N, num_stages=3):
+        column = tl.multiple_of(column, BLOCK_N)
+        # As the start of the sum it is loaded ahead, as the weights are.
+        total = tl.load(residual_at + column, mask=inside).to(tl.float32)
+        weight = tl.load(narrow_at + column + first[:, None] * C)
+        total = tl.dot(hidden_first, weight, total, input_precision=precision)
+        weight = tl.load(narrow_at + column + rest[:, None] * C)
+        total = tl.dot(hidden_rest, weight, total, input_precision=precision)
+        total += tl.load(narrow_bias_ptr + column + some)[None]
         if not LAST:
-            tl.store(residual_at, total.to(dtype))
-        total = _snake(total, frequency_ptr, gain_ptr, columns)
-        tl.store(act_ptr + stream * act_stride + start + at, total.to(dtype))
+            tl.store(residual_at + column, total.to(dtype), mask=inside)
+        total = _snake(total, frequency_ptr, gain_ptr, column + some)
+        tl.store(act_at + column, total.to(dtype), mask=inside)
 
 
 @triton.jit(do_not_specialize=["length"])

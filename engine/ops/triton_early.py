@@ -19,14 +19,24 @@ EARLY_END: dict[str, int] = {"EARLY": AT_END.value, "launch_pdl": True}
 EARLY_OPTIONS = {*EARLY_START, "PREFETCH"}
 
 
-def can_start_early() -> bool:
-    """Return whether kernels are compiled for the GPUs that are here, and all of them can start kernels early."""
+def capabilities() -> set[tuple[int, int]]:
+    """Return the compute capabilities of the GPUs that are here, or none if kernels are not compiled for these."""
     import torch  # not where kernels are only compiled
 
     if knobs.runtime.interpret or knobs.runtime.override_arch or not torch.cuda.is_available():
-        return False
+        return set()
     # Frames and decoding may run on different ones.
-    return all(torch.cuda.get_device_capability(index) >= (9, 0) for index in range(torch.cuda.device_count()))
+    return {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+
+
+def can_start_early() -> bool:
+    found = capabilities()
+    return bool(found) and min(found) >= (9, 0)
+
+
+def is_hopper() -> bool:
+    """Return whether kernels are compiled for GPUs of compute capability 9.0 only."""
+    return capabilities() == {(9, 0)}
 
 
 @triton.jit

@@ -6,7 +6,6 @@ measurements on one H200 (docs/design/gpu.md): nothing is tuned at start.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 
 import torch
@@ -28,7 +27,7 @@ from engine.ops.params import (
 )
 from engine.ops.ras import NUCLEUS, WHOLE, ControlRules, RasTensors
 from engine.ops.reference_ops import ReferenceOps
-from engine.ops.tiles import NUM_MULTIPROCESSORS, conv_shape
+from engine.ops.tiles import NUM_MULTIPROCESSORS, conv_shape, unit_parts, unit_shape
 from engine.ops.triton_attention import (
     kv_write_kernel,
     paged_attention_kernel,
@@ -42,7 +41,7 @@ from engine.ops.triton_codec import (
     output_conv_kernel,
     residual_unit_kernel,
 )
-from engine.ops.triton_early import EARLY_END, EARLY_START, can_start_early
+from engine.ops.triton_early import EARLY_END, EARLY_START, can_start_early, is_hopper
 from engine.ops.triton_linear import gemm_kernel, gemv_kernel, norm_kernel, num_pieces, sum_norm_kernel, swiglu_kernel
 from engine.ops.triton_sampling import sample_kernel, speech_sample_kernel
 from engine.weights.quantize import FP8, Weight
@@ -58,10 +57,6 @@ MIN_GEMM_PROGRAMS, MAX_PART = 128, 2048
 MIN_PAST_TILE = 4
 # Positions at a time, warps, stages: where programs share a multiprocessor, and where each has its own.
 PAGED, PAGED_FP8, PAGED_SINGLE_ROW = (64, 4, 3), (32, 1, 5), (128, 8, 2)
-# More do not fit into registers; in fp32 none fit.
-UNIT_CHANNELS = range(65, 193)
-# With fewer the two convolutions' small tiles keep more multiprocessors at work.
-MIN_UNIT_PROGRAMS = 80
 GEMV_COLUMNS = 8
 GEMV_DEPTHS = (512, 256)
 MIN_DEPTH = 128
@@ -98,7 +93,7 @@ class TritonOps(ReferenceOps):
     def __init__(self, disabled: Collection[str] = ()) -> None:
         self.on = set(KERNELS) - set(disabled)
         self.max_gemv_rows, self.max_gemm_rows = MAX_GEMV_ROWS, MAX_GEMM_ROWS
-        self.unit_channels, self.min_unit_programs = UNIT_CHANNELS, MIN_UNIT_PROGRAMS
+        self.on_hopper, self.has_small_units = is_hopper(), False
         self.starts_early = "early" in self.on and can_start_early()
 
     def early(self, rows: int) -> dict[str, int]:
@@ -406,21 +401,23 @@ class TritonOps(ReferenceOps):
         self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams, is_last: bool
     ) -> None:
         streams, length, channels = x.shape
-        first = power_of_two(channels) // 2
-        rest = channels - first
-        block_m = 128 if channels <= 128 else 64
-        fits = channels in self.unit_channels and rest >= 16 and rest == power_of_two(rest) and length % block_m == 0
+        rows = streams * length
+        tile = unit_shape(channels, self.on_hopper)
         too_wide = x.is_cuda and x.dtype == torch.float32
-        num_programs = streams * length // block_m
-        if "unit" not in self.on or too_wide or not fits or num_programs < self.min_unit_programs:
+        if "unit" not in self.on or tile is None or too_wide:
+            super().residual_unit(padded, unit, x, out, waves, is_last)
+            return
+        num_programs = triton.cdiv(rows, tile.rows)
+        if num_programs < tile.min_programs and not self.has_small_units:
             super().residual_unit(padded, unit, x, out, waves, is_last)
             return
         wide, narrow = unit.wide, unit.narrow
         launch(residual_unit_kernel, num_programs)(
             padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
-            length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation, wide.weight.shape[0],
-            C=channels, LAST=is_last, EXACT=x.dtype == torch.float32, BLOCK_M=block_m, FIRST=first,
-            BLOCK_K=math.gcd(channels, 64), num_warps=4, num_stages=3,
+            rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation, wide.weight.shape[0],
+            C=channels, LAST=is_last, EXACT=x.dtype == torch.float32, ONE_STREAM=length % tile.rows == 0,
+            BLOCK_M=tile.rows, FIRST=unit_parts(channels)[0], BLOCK_K=tile.depth, BLOCK_N=tile.columns,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def depthwise_norm(

@@ -57,6 +57,34 @@ def test_every_kernel_that_starts_early_waits_before_it_reads_or_writes() -> Non
         assert [ast.unparse(call) for call in calls if not may_precede_wait(call)] == [], name
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "early", "hopper"),
+    [
+        ([], False, False),
+        ([(8, 9)], False, False),
+        ([(9, 0)], True, True),
+        ([(9, 0), (9, 0)], True, True),
+        ([(8, 0), (9, 0)], False, False),
+        ([(9, 0), (12, 0)], True, False),
+    ],
+)
+def test_all_gpus_have_to_be_of_a_kind(
+    monkeypatch: pytest.MonkeyPatch, capabilities: list[tuple[int, int]], early: bool, hopper: bool
+) -> None:
+    triton = pytest.importorskip("triton")
+    from engine.ops import triton_early
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(capabilities))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    assert triton_early.can_start_early() is early
+    assert triton_early.is_hopper() is hopper
+    monkeypatch.setattr(triton.knobs.runtime, "override_arch", "sm80")
+    assert not triton_early.can_start_early()
+    assert not triton_early.is_hopper()
+
+
 def launches(
     monkeypatch: pytest.MonkeyPatch,
     run: Callable[..., object],

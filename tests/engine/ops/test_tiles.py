@@ -4,7 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.ops.tiles import LARGE, LARGE_PRODUCT, TALL, WIDE, Tile, conv_shape, num_programs
+from engine.ops.tiles import (
+    LARGE,
+    LARGE_PRODUCT,
+    TALL,
+    WIDE,
+    Tile,
+    conv_shape,
+    num_programs,
+    unit_parts,
+    unit_shape,
+)
+
+# Of one block of threads on the smallest GPU that has fused kernels, and on Hopper.
+SHARED_BYTES = {False: 99 * 1024, True: 227 * 1024}
+# Of the loop over outputs.
+UNIT_STAGES = 3
 
 
 @pytest.mark.parametrize(
@@ -36,3 +51,37 @@ def test_more_rows_never_take_a_smaller_tile(rows: int, columns: int, taps: int,
     few, many = conv_shape(rows, columns, taps, channels), conv_shape(2 * rows, columns, taps, channels)
     assert few[0] * few[1] <= many[0] * many[1]
     assert num_programs(few, rows, columns) >= 1
+
+
+@pytest.mark.parametrize(
+    ("channels", "on_hopper", "wanted"),
+    [
+        (96, True, (128, 32, 32, 4, 5, 80)),
+        (96, False, (128, 32, 32, 4, 3, 80)),
+        (192, True, (64, 64, 64, 4, 3, 80)),
+        (384, True, (128, 32, 64, 8, 4, 320)),
+        (384, False, None),
+        (64, True, None),
+        (112, True, None),
+        (768, True, None),
+    ],
+)
+def test_a_unit_has_the_tile_that_was_measured_best(
+    channels: int, on_hopper: bool, wanted: tuple[int, ...] | None
+) -> None:
+    assert unit_shape(channels, on_hopper) == wanted
+
+
+@pytest.mark.parametrize("on_hopper", [False, True])
+def test_units_fit_into_shared_memory(on_hopper: bool) -> None:
+    tiles = {channels: unit_shape(channels, on_hopper) for channels in range(1, 1025)}
+    assert any(tiles.values())
+    for channels, tile in tiles.items():
+        if tile is not None:
+            first, rest = unit_parts(channels)
+            assert first + rest == channels
+            assert channels % tile.depth == channels % tile.columns == 0
+            inputs = tile.stages * tile.depth * (tile.rows + channels)
+            outputs = UNIT_STAGES * tile.columns * (tile.rows + channels)
+            # In bf16.
+            assert 2 * max(inputs, outputs) < SHARED_BYTES[on_hopper]
