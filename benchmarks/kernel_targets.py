@@ -42,10 +42,11 @@ from engine.models.cosyvoice3.model import CosyVoice3
 from engine.models.cosyvoice3.talker_program import make_frames
 from engine.ops.parallel_compile import intercept
 from engine.ops.reference_ops import select_ops
+from engine.ops.tiles import unit_shape
 
 # Of one block of threads, in units of 1,024 bytes, by target (CUDA programming guide, compute capabilities).
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
-MIN_FP8_TARGET, MIN_EARLY_TARGET = 89, 90
+MIN_FP8_TARGET, MIN_EARLY_TARGET, HOPPER = 89, 90, 90
 MAX_FLOW_BLOCKS = 64
 TYPES = {
     torch.bfloat16: "bf16", torch.float32: "fp32", torch.float8_e4m3fn: "fp8e4nv", torch.int64: "i64",
@@ -73,6 +74,17 @@ class Variant(NamedTuple):
         if "launch_pdl" in dict(self.options):
             return MIN_EARLY_TARGET
         return MIN_FP8_TARGET if any(kind == "*fp8e4nv" for _, kind in self.signature) else min(SHARED_KIB)
+
+    def runs_on(self, target: int) -> bool:
+        return target == HOPPER if self.is_hopper_unit() else target >= self.min_target
+
+    def is_hopper_unit(self) -> bool:
+        """Return whether it is a residual unit whose tile only Hopper has."""
+        if self.name != "residual_unit_kernel":
+            return False
+        channels = next(value for place, value in self.constants if self.signature[place][0] == "C")
+        tile, options = unit_shape(channels, on_hopper=False), dict(self.options)
+        return tile is None or (tile.warps, tile.stages) != (options["num_warps"], options["num_stages"])
 
 
 class Resources(NamedTuple):
@@ -147,13 +159,18 @@ def run_qwen3_tts(shape: str, rows: Sequence[int], precision: str, dtype: torch.
     random_model.SHAPES[args.shape] = one_layer(random_model.SHAPES[shape])
     engine = gpu_stages.make_engine(argparse.Namespace(plain=False, **vars(args)), CPU, dtype)
     program, decoder = engine.runner.program, engine.stage.codec.program  # type: ignore[attr-defined]
-    ops = select_ops(engine.config, torch.device("cuda"))
+    ops: Any = select_ops(engine.config, torch.device("cuda"))
     for owner in (program, program.talker_stack, decoder):
         owner.ops = ops
     for number in rows:
         gpu_stages.fill(program, decoder, number, CONTEXT)
-        for run in gpu_stages.stages(engine, number).values():
+        stages = gpu_stages.stages(engine, number)
+        ops.on_hopper = False
+        for run in stages.values():
             run()
+        ops.on_hopper = True
+        for name in stages.keys() & {"decode", "decode_4"}:
+            stages[name]()
         program.run_prefill(min(number, engine.config.max_prefill_positions))
 
 
@@ -230,7 +247,7 @@ def parse_usage(text: str) -> tuple[int, int]:
 
 
 def compile_all(variants: Sequence[Variant], targets: Sequence[int], jobs: int) -> dict[tuple[Variant, int], Resources]:
-    pairs = [(variant, target) for variant in variants for target in targets if target >= variant.min_target]
+    pairs = [(variant, target) for variant in variants for target in targets if variant.runs_on(target)]
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         found = pool.map(compile_for, *zip(*pairs, strict=True), chunksize=4)
         return dict(zip(pairs, found, strict=True))

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernel_targets import Resources, Variant, known_targets, parse_usage, problems, rows_of, specialize
+from benchmarks.kernel_targets import (
+    SHARED_KIB,
+    Resources,
+    Variant,
+    known_targets,
+    parse_usage,
+    problems,
+    rows_of,
+    specialize,
+)
 
 
 def kernel(*params: str) -> Any:
@@ -71,3 +80,15 @@ def test_only_some_targets_have_fp8_and_an_early_start() -> None:
     fp8 = plain._replace(signature=(("x", "*fp8e4nv"),))
     assert [some.min_target for some in (plain, fp8)] == [80, 89]
     assert {some._replace(options=(("launch_pdl", True),)).min_target for some in (plain, fp8)} == {90}
+
+
+@pytest.mark.parametrize(
+    ("channels", "warps", "stages", "wanted"),
+    [(96, 4, 3, [80, 86, 89, 90, 120]), (96, 4, 5, [90]), (192, 4, 3, [80, 86, 89, 90, 120]), (384, 8, 4, [90])],
+)
+def test_some_units_run_on_hopper_only(channels: int, warps: int, stages: int, wanted: list[int]) -> None:
+    options = (("num_warps", warps), ("num_stages", stages))
+    unit = Variant("ops", "residual_unit_kernel", (("x", "*bf16"), ("C", "constexpr")), ((1, channels),), (), options)
+    assert [target for target in SHARED_KIB if unit.runs_on(target)] == wanted
+    product = unit._replace(name="product_kernel")
+    assert all(product.runs_on(target) for target in SHARED_KIB)
