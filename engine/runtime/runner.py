@@ -254,9 +254,7 @@ class GraphRunner(ModelRunner):
         failed: list[Result] = []
         works, self._sources = batch.items, {}
         due = [work for work in works if is_prompt(work)]
-        if due and self.can_sample_from_prefill(works, due):
-            isolate(self.prefill_and_keep, works, add_failure(failed))
-        else:
+        if not (due and self.run_in_one_pass(works, due)):
             isolate(self.prefill, due, add_failure(failed))
         if failed:
             lost = {id(request) for request, _ in failed}
@@ -344,7 +342,17 @@ class GraphRunner(ModelRunner):
             and all(self.program.can_stage(due_items(work)) for work in prompts)
         )
 
-    def prefill_and_keep(self, works: Sequence[ScheduledWork]) -> list[None]:
+    def run_in_one_pass(self, works: Sequence[ScheduledWork], prompts: Sequence[ScheduledWork]) -> bool:
+        """Run all inputs of the step in one prefill; return whether that was possible."""
+        if not self.can_sample_from_prefill(works, prompts):
+            return False
+        try:
+            self.prefill_and_keep(works)
+        except Exception:  # of prompts that are run again, and of rows that are staged again
+            return False
+        return True
+
+    def prefill_and_keep(self, works: Sequence[ScheduledWork]) -> None:
         """Keys, values and hidden states of all due inputs."""
         works = sorted(works, key=is_prompt, reverse=True)
         num_prompts = sum(map(is_prompt, works))
@@ -352,7 +360,6 @@ class GraphRunner(ModelRunner):
         self.replay_tokens(self.stage_steps(used, works[num_prompts:]))
         ends = accumulate(work.count for work in works)
         self._sources = {work.request.held_slot: end - 1 for work, end in zip(works, ends, strict=True)}
-        return [None] * len(works)
 
     def prefill(self, works: Sequence[ScheduledWork]) -> list[None]:
         """Keys and values of all due inputs but one that is sampled: by ids in one graph, others one by one."""

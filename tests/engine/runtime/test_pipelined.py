@@ -345,6 +345,20 @@ def test_voice_that_fails_in_the_decoder_fails_alone(base_folder: Path, graphs: 
     assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
 
 
+def keys_replayed(bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | int, ...]]:
+    """Graphs that run from now on: of frames or of a prefill, and their keys."""
+    keys, runner = list[tuple[str | int, ...]](), bench.engine.runner
+    assert isinstance(runner, GraphRunner)
+
+    def note(name: str, replay: Callable[..., None], *key: int) -> None:
+        keys.append((name, *key))
+        replay(*key)
+
+    for name, graphs in (("frame", runner.frames), ("prefill", runner.prefills)):
+        monkeypatch.setattr(graphs, "replay", partial(note, name, graphs.replay))
+    return keys
+
+
 @pytest.mark.parametrize("is_split", [False, True])
 def test_rows_that_begin_together_sample_from_their_prefill(
     tiny_folder: Path, is_split: bool, monkeypatch: pytest.MonkeyPatch
@@ -352,13 +366,8 @@ def test_rows_that_begin_together_sample_from_their_prefill(
     benches = [make_bench(tiny_folder, graphs) for graphs in (False, True)]
     for bench, sampling in itertools.product(benches, SAMPLINGS[:2]):
         bench.submit(text=TEXT[:20], text_closed=True, layout=TextLayout.FULL, sampling=sampling)
-    keys, runner = list[tuple[int, ...]](), benches[1].engine.runner
+    keys, runner = keys_replayed(benches[1], monkeypatch), benches[1].engine.runner
     assert isinstance(runner, GraphRunner)
-    replay = runner.frames.replay
-
-    def note(*key: int) -> None:
-        keys.append(key)
-        replay(*key)
 
     def first_only(stage: Callable[..., None]) -> Callable[..., None]:
         def stage_first(start: int, *args: Any) -> None:
@@ -368,7 +377,6 @@ def test_rows_that_begin_together_sample_from_their_prefill(
 
         return stage_first
 
-    monkeypatch.setattr(runner.frames, "replay", note)
     for name in ("stage_tokens", "stage_steps"):
         monkeypatch.setattr(runner.program, name, first_only(getattr(runner.program, name)))
     for bench in benches:
@@ -382,9 +390,10 @@ def test_rows_that_begin_together_sample_from_their_prefill(
                 bench.step()
         bench.run()
     check_same(benches[1], benches[0])
-    assert keys[0] == ((2,) if is_split else (2, 1))
-    assert (keys.count((4, 1)), keys.count((8, 1))) == ((0, 0) if is_split else (2, 2))
-    assert sum(len(key) == 1 for key in keys) > 4
+    frames = [key for name, *key in keys if name == "frame"]
+    assert frames[0] == ([2] if is_split else [2, 1])
+    assert (frames.count([4, 1]), frames.count([8, 1])) == ((0, 0) if is_split else (2, 2))
+    assert sum(len(key) == 1 for key in frames) > 4
 
 
 def test_states_of_a_prefill_can_be_left_unused(tiny_folder: Path) -> None:
@@ -413,6 +422,35 @@ def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch:
     bench.run()
     bench.check_idle()
     assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
+
+
+def test_newcomer_that_cannot_be_staged_costs_others_no_pass_of_their_own(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benches = [make_bench(tiny_folder, graphs) for graphs in (False, True)]
+    runner = benches[1].engine.runner
+    assert isinstance(runner, GraphRunner)
+    stage_tokens = runner.program.stage_tokens
+
+    def stage(start: int, row: Any, items: Sequence[Any]) -> None:
+        if row.seed == 9:
+            raise ValueError("no such row")
+        stage_tokens(start, row, items)
+
+    monkeypatch.setattr(runner.program, "stage_tokens", stage)
+    for bench in benches:
+        for sampling in SAMPLINGS:
+            bench.submit(text=TEXT, text_closed=True, sampling=sampling)
+        bench.step()
+        bench.step()
+    keys = keys_replayed(benches[1], monkeypatch)
+    found = benches[1].submit(text=TEXT, text_closed=True, layout=TextLayout.FULL, sampling=SamplingParams(seed=9))
+    benches[1].step()
+    assert keys == [("frame", 4)]
+    for bench in benches:
+        bench.run()
+    assert benches[1].heard.pop(found).reason is FinishReason.ERROR
+    check_same(benches[1], benches[0])
 
 
 def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
