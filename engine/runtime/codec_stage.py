@@ -106,7 +106,7 @@ class DecodeCall:
     slack_s: float
     running: RunningCall
     # A listener waits for its first chunk.
-    has_first: bool = False
+    has_first: bool
 
 
 class CodecStage:
@@ -154,9 +154,7 @@ class CodecStage:
             self.codec.prime(slot, VoiceReference(None, past), num_emitted=len(received))
         slots = np.array([slot])
         for num_frames, running in self.codec.replay(slot, len(received), lacking):
-            firsts = self.num_launched[slots]
-            self.num_launched[slot] += num_frames
-            self.calls.append(DecodeCall(slots, self.slots.generations[slots], firsts, num_frames, 0.0, running))
+            self._add_call(slots, num_frames, 0.0, running)
         self.num_fed[slot] += len(lacking)
         return len(received)
 
@@ -230,9 +228,12 @@ class CodecStage:
         return len(self.calls)
 
     def _launch_call(self, slots: Numbers, count: int, slack_s: float) -> None:
+        self._add_call(slots, count, slack_s, self.codec.launch(slots, self.num_launched[slots], count))
+
+    def _add_call(self, slots: Numbers, count: int, slack_s: float, running: RunningCall) -> None:
+        """Note a call of the frames that follow those launched before."""
         firsts = self.num_launched[slots]
         self.num_launched[slots] += count
-        running = self.codec.launch(slots, firsts, count)
         generations, has_first = self.slots.generations[slots], not firsts.all()
         self.calls.append(DecodeCall(slots, generations, firsts, count, slack_s, running, has_first))
 

@@ -505,10 +505,11 @@ def test_first_chunk_is_decoded_alone_with_equal_samples(tiny_folder: Path) -> N
     [
         (1, 0, 1, ["launch", "collect", "launch"]),
         (1, 0, 2, ["launch", "collect", "launch", "launch", "collect"]),
+        (1, 1, 1, ["collect", "launch"]),
         (1, 2, 1, ["launch", "collect"]),
         (0, 0, 1, ["launch", "launch", "collect"]),
     ],
-    ids=["first", "second", "replayed", "many rows"],
+    ids=["first", "second", "one replayed", "two replayed", "many rows"],
 )
 def test_first_chunk_of_one_frame_leaves_before_later_calls_are_launched(
     tiny_folder: Path,
