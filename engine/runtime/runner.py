@@ -222,7 +222,7 @@ class GraphRunner(ModelRunner):
         """Row counts of steps that sample from their prefill; none where rows are to be independent of others."""
         if self.config.fixed_batch_rows or not self.config.sample_from_prefill:
             return []
-        return [rows for rows in self.row_buckets if rows <= MAX_PREFILLED_ROWS]
+        return [rows for rows in self.row_buckets if rows <= min(MAX_PREFILLED_ROWS, self.max_tokens)]
 
     @property
     def in_flight(self) -> bool:

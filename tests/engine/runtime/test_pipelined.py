@@ -407,6 +407,24 @@ def test_states_of_a_prefill_can_be_left_unused(tiny_folder: Path) -> None:
     check_same(benches[1], benches[0])
 
 
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, [1, 2, 4, 8]),
+        ({"max_prefill_positions": 6}, [1, 2, 4]),
+        ({"max_batch_size": 132, "max_running_requests": 132}, [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128]),
+        ({"fixed_batch_rows": 8}, []),
+    ],
+    ids=str,
+)
+def test_rows_that_sample_from_a_prefill_have_graphs_as_far_as_it_holds_them(
+    tiny_folder: Path, settings: dict[str, int], wanted: list[int]
+) -> None:
+    runner = make_bench(tiny_folder, True, **settings).engine.runner
+    assert isinstance(runner, GraphRunner)
+    assert runner.prefilled_buckets == wanted
+
+
 def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = make_bench(tiny_folder, True)
     program = bench.engine.runner.program  # type: ignore[attr-defined]
