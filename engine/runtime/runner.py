@@ -308,13 +308,14 @@ class GraphRunner(ModelRunner):
         """Put what stays the same for a request in place, and the blocks it has by now."""
         slot = request.held_slot
         if self._holders[slot] is not request:
-            self._holders[slot] = request
             self.program.restore_row(slot, request.row)
             for name, value in self.program.constants(request.row).items():
                 if name not in self._constants:
                     kind = self.program.inputs.host[name].dtype
                     self._constants[name] = np.zeros(len(self._holders), dtype=kind)
                 self._constants[name][slot] = value
+            # Once all is written: a row that raised here is tried again.
+            self._holders[slot] = request
         self.tables.update(slot, request.block_table)
 
     def collect(self, times: StepTimings) -> list[Result]:

@@ -442,6 +442,24 @@ def test_a_row_that_cannot_be_staged_fails_alone(tiny_folder: Path, monkeypatch:
     assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
 
 
+def test_row_that_cannot_be_restored_fails_alone(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench(tiny_folder, True)
+    runner = bench.engine.runner
+    assert isinstance(runner, GraphRunner)
+    restore_row = runner.program.restore_row
+
+    def restore(slot: int, row: Any) -> None:
+        if row.seed == 1:
+            raise ValueError("no such row")
+        restore_row(slot, row)
+
+    monkeypatch.setattr(runner.program, "restore_row", restore)
+    rows = [bench.submit(text=TEXT, text_closed=True, sampling=SamplingParams(seed=seed)) for seed in range(3)]
+    bench.run()
+    bench.check_idle()
+    assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
+
+
 def test_newcomer_that_cannot_be_staged_costs_others_no_pass_of_their_own(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
