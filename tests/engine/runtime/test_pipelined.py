@@ -396,6 +396,49 @@ def test_rows_that_begin_together_sample_from_their_prefill(
     assert sum(len(key) == 1 for key in frames) > 4
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "wanted"), [(0, [(1, True, 1), (1, False, 2)]), (3, [(1, False, 2), (1, True, 1)])]
+)
+def test_single_position_of_a_prompt_is_in_a_pass_with_rows_that_go_on(
+    tiny_folder: Path, num_steps: int, wanted: list[tuple[int, bool, int]]
+) -> None:
+    """It is a frame of a row that was resumed, and not the last one: it is staged before those, wherever it is in the
+    batch."""
+    resume = ResumePoint(codes=np.arange(12, dtype=np.int16).tobytes(), num_samples=0)
+    benches, batches = list[EngineHarness](), list[list[tuple[int, bool, int]]]()
+    for graphs in (False, True):
+        bench = make_bench(tiny_folder, graphs, max_prefill_positions=7, max_cached_prefixes=0)
+        bench.on_batch = lambda batch: batches.append([(w.count, w.sample, w.request.epoch) for w in batch.items])
+        bench.submit(text=TEXT, text_closed=True, layout=TextLayout.STREAMING, sampling=SAMPLINGS[1])
+        for _ in range(num_steps):
+            bench.step()
+        row = bench.submit(text=TEXT[:12], layout=TextLayout.STREAMING, sampling=SAMPLINGS[0], resume=resume)
+        bench.run()
+        bench.end_input(row)
+        bench.run()
+        benches.append(bench)
+    assert [batch for batch in batches if (1, False, 2) in batch] == [wanted, wanted]
+    check_same(benches[1], benches[0])
+
+
+def test_prompts_are_in_a_pass_with_many_rows_up_to_the_limit(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = dict(max_batch_size=132, max_running_requests=132, num_blocks=1_000)
+    benches = [make_bench(tiny_folder, True, sample_from_prefill=is_on, **sizes) for is_on in (False, True)]
+    keys = keys_replayed(benches[1], monkeypatch)
+    for bench in benches:
+        # The first input of a streamed text is no prompt, once the prefix is known.
+        for num_streamed, num_whole in [(1, 0), (19, 0), (0, 1), (106, 0), (0, 1), (0, 1)]:
+            for layout in [TextLayout.STREAMING] * num_streamed + [TextLayout.FULL] * num_whole:
+                sampling = SamplingParams(seed=bench.num_submitted, min_new_tokens=9)
+                bench.submit(text=TEXT[:9], text_closed=True, layout=layout, sampling=sampling, lead_ms=60_000)
+            bench.step()
+        bench.step()
+    assert [key for name, *key in keys if name == "frame"] == [[24], [24, 1], [128], [128, 1], [132], [132]]
+    check_same(benches[1], benches[0])
+
+
 def test_states_of_a_prefill_can_be_left_unused(tiny_folder: Path) -> None:
     benches = [make_bench(tiny_folder, True, sample_from_prefill=is_on) for is_on in (True, False)]
     for bench, sampling in itertools.product(benches, SAMPLINGS[:2]):
