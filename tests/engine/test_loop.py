@@ -154,9 +154,13 @@ def test_free_memory_is_given_back_once_in_each_pause(
     assert not given_back.acquire(timeout=0.1), "nothing came, so there was nothing to give back"
 
 
-def test_results_leave_before_the_step_ends(make_engine: Callable[[], Engine], heard: Heard) -> None:
+def test_results_leave_before_the_step_ends(
+    make_engine: Callable[[], Engine], heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[bool] = []
     closed = threading.Event()
+    chosen_on: list[str] = []
+    monkeypatch.setattr(Engine, "choose_device", lambda engine: chosen_on.append(threading.current_thread().name))
 
     def make() -> Engine:
         engine = make_engine()
@@ -182,6 +186,7 @@ def test_results_leave_before_the_step_ends(make_engine: Callable[[], Engine], h
     assert left
     assert all(left)
     assert closed.is_set()
+    assert chosen_on == ["voicewire-engine"], "once for all steps"
 
 
 SAMPLE = ReferenceAudio(pcm=b"")

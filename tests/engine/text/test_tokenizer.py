@@ -156,6 +156,7 @@ def test_work_grows_with_the_text_and_not_with_its_square(
         st.lists(st.sampled_from([*fragments[:11], "'LL", "\x1f", "\x0b", "\r\n"]), max_size=20).map("".join),
     )
 )
+@example("we'rex WE'REX I'vex I'VEX I'llx I'LLX we'ReX")
 @example("I'M don't '\x00s a\x1c\x1f \x0b\x0c\t\r\n\n !?\r\n 12'")
 def test_ascii_has_the_pre_tokens_of_the_whole_pattern(tokenizer: TextTokenizer, text: str) -> None:
     split = Split(Regex(PRE_TOKEN_PATTERN), "isolated")
