@@ -345,7 +345,10 @@ class FrameProgramProtocol(Protocol):
     def stage_tokens(self, start: int, row: SequenceState, items: Sequence[Any]) -> None: ...
 
     def stage_steps(self, start: int, rows: Sequence[SequenceState], slots: Sequence[int]) -> None:
-        """Write the next input of each row to ``tokens``, one position each, from ``start`` on."""
+        """Write the next input of each row to ``tokens``, one position each, from ``start`` on.
+
+        Where that input is a frame, it is the last one of its slot, and may be read on the device by ``slots``.
+        """
         ...
 
     def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:

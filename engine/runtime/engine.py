@@ -130,7 +130,7 @@ class Engine:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Prepare the calling thread for ``run_step``: once for all steps, for it takes 60 us after a pause."""
+        """Prepare the calling thread for ``run_step``: once for all steps, for it takes 55 to 65 us after a pause."""
         self.choose_device()
         with torch.inference_mode():
             yield

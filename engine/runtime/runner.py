@@ -22,7 +22,7 @@ from engine.program.isolate import isolate
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
 
 Result = tuple[Request, Outcome]
-# With more rows the inputs of a step rarely fit into one prefill, and take the host longer to stage.
+# With more rows the inputs of a step rarely fit into one prefill: a limit of 256 gained nothing for 220.
 MAX_PREFILLED_ROWS = 128
 # A graph and the numbers that it is captured for.
 GraphKey = tuple[GraphSet, tuple[int, ...]]
@@ -335,7 +335,9 @@ class GraphRunner(ModelRunner):
     # -- prompts -------------------------------------------------------------------------------------------------
 
     def can_sample_from_prefill(self, works: Sequence[ScheduledWork], prompts: Sequence[ScheduledWork]) -> bool:
-        """Return whether one pass of the talker can take all inputs of the step; those of other rows are ids."""
+        """Return whether one pass of the talker can take all inputs of the step. Those of prompts may not be ids; the
+        one input of a row that goes on can always be staged.
+        """
         num_sampled = sum(work.sample for work in works)
         return (
             0 < num_sampled <= max(self.prefilled_buckets, default=0)
