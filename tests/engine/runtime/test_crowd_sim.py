@@ -87,3 +87,19 @@ def test_decode_call_ends_after_its_frames_and_its_time(tmp_path: Path) -> None:
     ticket.wait()
     assert ticket.is_done
     assert device.now_s == pytest.approx(0.0028 + 0.00387 - 0.0013 + 0.00071)
+
+
+@pytest.mark.parametrize(
+    ("rows", "apart", "together", "saved_ms"),
+    [(32, 32, 64, 1.49), (64, 32, 96, 1.30), (64, 128, 192, 1.47), (128, 32, 192, 1.47), (128, 128, 256, 1.71)],
+)
+def test_one_pass_saves_what_it_saves_on_a_device(rows: int, apart: int, together: int, saved_ms: float) -> None:
+    """With one newcomer, and with four: positions of the prefill without the rows, and with them."""
+    ends_s = []
+    for positions, is_behind in ((apart, 0), (together, 1)):
+        device = load_simulation.SimulatedDevice(host_scale=0.0, slower=1.0)
+        device.queue_prefill(positions)
+        device.queue_frame(rows, follows_prefill=is_behind)
+        device.wait(device.last_frame)
+        ends_s.append(device.now_s)
+    assert 1000 * (ends_s[0] - ends_s[1]) == pytest.approx(saved_ms, abs=0.15)
