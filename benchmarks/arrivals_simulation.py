@@ -54,12 +54,12 @@ class ArrivalsSimulation:
         for number in range(size):
             self.begin_reply(self.start_s + number / self.args.arrivals, self.args.responses)
         self.engine.hand_over, self.engine.read_command = self.hand_over, self.carry_out_next
-        while True:
-            if self.engine.has_work or self.is_due:
-                self.engine.step()
-                self.hand_over()
-            elif not self.sleep():
-                return {"sessions": size} | report(list(self.listeners.values()), self.device.clock() - self.start_s)
+        with self.engine.computing():
+            while self.engine.has_work or self.is_due or self.sleep():
+                if self.engine.has_work or self.is_due:
+                    self.engine.run_step()
+                    self.hand_over()
+        return {"sessions": size} | report(list(self.listeners.values()), self.device.clock() - self.start_s)
 
     def begin_reply(self, begins_s: float, num_left: int) -> None:
         epoch, deltas, rate = next(self.epochs), pieces(next(self.texts)), self.args.tokens_per_second

@@ -58,18 +58,20 @@ def fill(engine: Engine, batch: int) -> None:
             request_id=str(epoch), text=TEXT, text_closed=True, sampling=sampling, max_frames=MAX_FRAMES
         )
         engine.requests.submit(spec, epoch)
-    while any(request.num_frames < 4 for request in engine.requests.active.values()):
-        engine.step()
+    with engine.computing():
+        while any(request.num_frames < 4 for request in engine.requests.active.values()):
+            engine.run_step()
     engine.requests.events.clear()
 
 
 def measure(engine: Engine, num_frames: int) -> dict[str, float]:
     """Mean over ``num_frames`` steps, because a median would hide the decode rounds that collect frames."""
     engine.times.reset()
-    cpu_s = time.thread_time()
-    for _ in range(num_frames):
-        engine.step()
-    cpu_s = time.thread_time() - cpu_s
+    with engine.computing():
+        cpu_s = time.thread_time()
+        for _ in range(num_frames):
+            engine.run_step()
+        cpu_s = time.thread_time() - cpu_s
     engine.requests.events.clear()
     times = engine.times
     scale = 1000 / times.num_steps
@@ -94,9 +96,9 @@ def python_share(engine: Engine, num_frames: int) -> float:
     Includes the profiler's own cost and numpy's sines; native sampling reports less (docs/experiments/cpu-engine.md).
     """
     engine.times.reset()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with engine.computing(), profile(activities=[ProfilerActivity.CPU]) as seen:
         for _ in range(num_frames):
-            engine.step()
+            engine.run_step()
     engine.requests.events.clear()
     inside_us = float(sum(event.cpu_time_total for event in seen.events() if event.cpu_parent is None))
     return max(0.0, 1.0 - inside_us / 1e6 / engine.times.total_s)

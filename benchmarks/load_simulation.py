@@ -192,12 +192,12 @@ class LoadSimulation:
     def run(self) -> dict[str, Any]:
         engine = self.engine
         engine.hand_over, engine.read_command = self.hand_over, self.submit_next
-        while True:
-            if engine.has_work or self.is_due:
-                engine.step()
-                self.hand_over()
-            elif not self.sleep():
-                return report(self.listeners, self.device.clock() - self.start_s)
+        with engine.computing():
+            while engine.has_work or self.is_due or self.sleep():
+                if engine.has_work or self.is_due:
+                    engine.run_step()
+                    self.hand_over()
+        return report(self.listeners, self.device.clock() - self.start_s)
 
     def sleep(self) -> bool:
         """Advance to the next arrival or runnable row; False if there is none."""
