@@ -28,7 +28,7 @@ MAX_SHORT = 768
 
 
 class UnitTile(NamedTuple):
-    """Of a residual unit: rows, inputs and outputs at a time, and with how many programs it is worth it."""
+    """Tile of a residual unit: rows, inputs and outputs at a time, and from how many programs on it is faster."""
 
     rows: int
     depth: int

@@ -129,7 +129,6 @@ def residual_unit_kernel(
     narrow_at = narrow_ptr + some[None]
     for column in tl.range(0, C, BLOCK_N, num_stages=3):
         column = tl.multiple_of(column, BLOCK_N)
-        # As the start of the sum it is loaded ahead, as the weights are.
         total = tl.load(residual_at + column, mask=inside).to(tl.float32)
         weight = tl.load(narrow_at + column + first[:, None] * C)
         total = tl.dot(hidden_first, weight, total, input_precision=precision)
