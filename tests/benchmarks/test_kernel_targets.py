@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import kernel_targets, random_model
 from benchmarks.kernel_targets import (
     SHARED_KIB,
     Resources,
@@ -17,8 +18,10 @@ from benchmarks.kernel_targets import (
     parse_usage,
     problems,
     rows_of,
+    run_qwen3_tts,
     specialize,
 )
+from engine.ops.reference_ops import ReferenceOps
 
 
 def kernel(*params: str) -> Any:
@@ -92,3 +95,20 @@ def test_some_units_run_on_hopper_only(channels: int, warps: int, stages: int, w
     assert [target for target in SHARED_KIB if unit.runs_on(target)] == wanted
     product = unit._replace(name="product_kernel")
     assert all(product.runs_on(target) for target in SHARED_KIB)
+
+
+def test_decoding_is_run_as_on_hopper_and_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    class UnitRecorder(ReferenceOps):
+        on_hopper: bool | None = None
+
+        def residual_unit(self, *args: Any, **options: Any) -> None:
+            seen.append(self.on_hopper)
+            super().residual_unit(*args, **options)
+
+    seen: list[bool | None] = []
+    monkeypatch.setattr(random_model, "SHAPES", dict(random_model.SHAPES))
+    monkeypatch.setattr(kernel_targets, "select_ops", lambda config, device: UnitRecorder())
+    with torch.inference_mode():
+        run_qwen3_tts("tiny", [2], "bf16", torch.float32)
+    assert {False, True} == set(seen)
+    assert seen.count(False) == seen.count(True)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.ops.parallel_compile import intercept
 from engine.ops.params import (
     ConvParams,
     ConvStateSpec,
@@ -490,7 +491,7 @@ def test_convolutions_end_in_what_comes_next(
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-@pytest.mark.parametrize(("channels", "length"), [(80, 128), (96, 256), (96, 70), (192, 64), (384, 80)])
+@pytest.mark.parametrize(("channels", "length"), [(80, 128), (96, 256), (96, 70), (96, 64), (192, 64), (384, 80)])
 def test_a_residual_unit_at_once(fused: Any, channels: int, length: int, is_last: bool) -> None:
     """A program has rows of both streams where these are no whole tiles, and rows that are not there."""
     dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
@@ -513,6 +514,26 @@ def test_a_residual_unit_at_once(fused: Any, channels: int, length: int, is_last
         results.append((own, out[:, ahead:]))
     for found, wanted in zip(*results, strict=True):
         check(found, wanted, dtype)
+
+
+@pytest.mark.parametrize(("channels", "fewest"), [(96, 80), (384, 320)])
+def test_a_residual_unit_runs_at_once_from_enough_programs_on(fused: Any, channels: int, fewest: int) -> None:
+    """No kernel runs, so that the tensors need no memory."""
+    fused.has_small_units, fused.on_hopper = False, True
+    num_rows = 128 * (fewest - 1)
+    launched: list[str] = []
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.bfloat16, device="meta")
+
+    waves = SnakeParams(zeros(channels), zeros(channels))
+    wide, narrow = (ConvParams(zeros(taps, channels, channels), zeros(channels), 1) for taps in (7, 1))
+    unit = ResidualUnitParams(wide, waves, narrow)
+    for length in (num_rows, num_rows + 1):
+        padded, x = zeros(1, 6 + length, channels), zeros(1, length, channels)
+        with intercept(lambda kernel, grid, args, options: launched.append(kernel.fn.__name__)):
+            fused.residual_unit(padded, unit, x, torch.empty_like(x), waves, False)
+    assert launched == ["conv_kernel", "conv_kernel", "residual_unit_kernel"]
 
 
 def test_depthwise_norm_and_tail(fused: Any, dtype: torch.dtype) -> None:
