@@ -282,9 +282,9 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.parser.close()  # a generator that refers to the object that holds it
 
     async def send(self, message: Any) -> None:
-        if message["type"] == "websocket.send" and self._can_send_past_parser:
-            data = message.get("bytes")
-            self.transport.write(whole_frame(message["text"] if data is None else data))
+        data = sole_payload(message)
+        if data is not None and self._can_send_past_parser:
+            self.transport.write(whole_frame(data))
             return
         await super().send(message)
         if message["type"] == "websocket.http.response.body":
@@ -300,6 +300,16 @@ class SpeechWebSocketProtocol(WebSocketsSansIOProtocol):
             await super().run_asgi()
         finally:
             self.loop.call_later(self.close_timeout, self.transport.abort)
+
+
+def sole_payload(message: Any) -> str | bytes | None:
+    """Return the text or the bytes of a message to send that has one of them and no other field, or None."""
+    if message["type"] != "websocket.send" or len(message) != 2:
+        return None
+    text, data = message.get("text"), message.get("bytes")
+    if isinstance(text, str):
+        return text
+    return data if isinstance(data, bytes) else None
 
 
 def limit_read_size(transport: Any, num_bytes: int) -> None:

@@ -15,7 +15,6 @@ MASKED, LENGTH = 0x80, 0x7F
 LENGTH_BYTES = {126: 2, 127: 8}
 MASK_BYTES = 4
 
-
 SHORT_HEAD, MIDDLE_HEAD, LONG_HEAD = struct.Struct(">BB"), struct.Struct(">BBH"), struct.Struct(">BBQ")
 
 

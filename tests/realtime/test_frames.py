@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from realtime.config import load_config
+from realtime.transports import listener
 from realtime.transports.listener import SpeechWebSocketProtocol, UvicornConfig
 from realtime.transports.websocket_frames import FrameSplitter, payload
 
@@ -176,15 +177,30 @@ def test_frames_are_cut_where_they_end(sizes: list[int], places: list[int]) -> N
     assert not cutter.is_broken
 
 
+def forbid_other_way(patch: pytest.MonkeyPatch, protocol: SpeechWebSocketProtocol, own_frames: bool) -> None:
+    """Let messages be sent either past the general parser or by it only."""
+
+    def forbidden(data: bytes) -> None:
+        raise AssertionError("sent the other way")
+
+    if own_frames:
+        patch.setattr(protocol.conn, "send_text", forbidden)
+        patch.setattr(protocol.conn, "send_binary", forbidden)
+    else:
+        patch.setattr(listener, "whole_frame", forbidden)
+
+
 async def sent(messages: list[str | bytes], own_frames: bool, closes_after: int) -> bytes:
-    """What the client gets of these messages, of which the others follow a close."""
+    """Send messages, with a close after some of them, and return what the client gets."""
     async with connected(own_frames) as (protocol, pipe):
-        for at, message in enumerate(messages):
-            if at == closes_after:
-                await protocol.send({"type": "websocket.close", "code": 1000})
-            kind = "text" if isinstance(message, str) else "bytes"
-            with suppress(RuntimeError):  # uvicorn refuses what follows a close
-                await protocol.send({"type": "websocket.send", kind: message})
+        with pytest.MonkeyPatch.context() as patch:
+            forbid_other_way(patch, protocol, own_frames)
+            for at, message in enumerate(messages):
+                if at == closes_after:
+                    await protocol.send({"type": "websocket.close", "code": 1000})
+                kind = "text" if isinstance(message, str) else "bytes"
+                with suppress(RuntimeError):  # uvicorn refuses what follows a close
+                    await protocol.send({"type": "websocket.send", kind: message})
         return pipe.told.partition(b"\r\n\r\n")[2]
 
 
@@ -193,6 +209,36 @@ async def test_messages_are_sent_as_by_the_library(closes_after: int) -> None:
     messages: list[str | bytes] = ["", "é" * 60, "é" * 63, bytes(125), bytes(126), bytes(0xFFFF), bytes(0x10000), b""]
     expected = await sent(messages, own_frames=False, closes_after=closes_after)
     assert await sent(messages, own_frames=True, closes_after=closes_after) == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"text": None},
+        {"text": None, "bytes": b"data"},
+        {"text": "text", "bytes": None},
+        {"text": "text", "bytes": b"data"},
+        {"text": b"text"},
+        {"bytes": "data"},
+        {"bytes": bytearray(b"data")},
+        {"type": "websocket.accept", "text": "text"},
+    ],
+)
+async def test_other_messages_are_left_to_the_library(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, object]
+) -> None:
+    results = []
+    for own_frames in (False, True):
+        async with connected(own_frames) as (protocol, pipe):
+            forbid_other_way(monkeypatch, protocol, own_frames=False)
+            error = None
+            try:
+                await protocol.send({"type": "websocket.send"} | fields)
+            except (AttributeError, RuntimeError, TypeError) as raised:
+                error = repr(raised)
+            results.append((error, pipe.told))
+    assert results[0] == results[1]
 
 
 async def test_messages_wait_for_a_client_that_reads_slowly() -> None:
