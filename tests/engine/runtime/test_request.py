@@ -144,6 +144,7 @@ def test_long_silence_is_detected_and_speech_resets_it() -> None:
 def test_the_level_is_the_border() -> None:
     assert SilenceGuard(50, -60).push(silence_after(0.0009, 50), armed=True)
     assert not SilenceGuard(50, -60).push(silence_after(0.0011, 50), armed=True)
+    assert not SilenceGuard(50, 0).push(silence_after(1.0, 50), armed=True)
 
 
 def test_silence_counts_only_once_the_text_is_spent() -> None:
