@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -20,6 +21,8 @@ from engine.program.buffers import DeviceEvent
 from engine.program.capture import GraphSet, bucket_for, buckets_up_to
 from engine.program.isolate import isolate
 from engine.runtime.request import Request, RequestPhase, ScheduledWork, StepBatch
+
+log = logging.getLogger(__name__)
 
 Result = tuple[Request, Outcome]
 # With more rows the inputs of a step rarely fit into one prefill: a limit of 256 gained nothing for 220.
@@ -351,7 +354,8 @@ class GraphRunner(ModelRunner):
             return False
         try:
             self.prefill_and_keep(works)
-        except Exception:  # of prompts that are run again, and of rows that are staged again
+        except Exception as error:  # a row that fails again on its own reports it
+            log.warning("prompts of a step are run alone: %s", type(error).__name__)
             return False
         return True
 

@@ -504,7 +504,7 @@ def test_row_that_cannot_be_restored_fails_alone(tiny_folder: Path, monkeypatch:
 
 
 def test_newcomer_that_cannot_be_staged_costs_others_no_pass_of_their_own(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     benches = [make_bench(tiny_folder, graphs) for graphs in (False, True)]
     runner = benches[1].engine.runner
@@ -526,6 +526,7 @@ def test_newcomer_that_cannot_be_staged_costs_others_no_pass_of_their_own(
     found = benches[1].submit(text=TEXT, text_closed=True, layout=TextLayout.FULL, sampling=SamplingParams(seed=9))
     benches[1].step()
     assert keys == [("frame", 4)]
+    assert "prompts of a step are run alone: ValueError" in caplog.text
     for bench in benches:
         bench.run()
     assert benches[1].heard.pop(found).reason is FinishReason.ERROR
