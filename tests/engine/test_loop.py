@@ -173,7 +173,8 @@ def test_results_leave_before_the_step_ends(
             engine.hand_over()
             left.append(not engine.requests.events and heard.events[len(heard.events) - len(found) :] == found)
 
-        engine.run_step, engine.close = watched, closed.set  # type: ignore[method-assign]
+        monkeypatch.setattr(engine, "run_step", watched)
+        monkeypatch.setattr(engine, "close", closed.set)
         return engine
 
     loop = EngineLoop(make, heard.deliver, heard.died_of.append)
