@@ -93,7 +93,7 @@ class TritonOps(ReferenceOps):
     def __init__(self, disabled: Collection[str] = ()) -> None:
         self.on = set(KERNELS) - set(disabled)
         self.max_gemv_rows, self.max_gemm_rows = MAX_GEMV_ROWS, MAX_GEMM_ROWS
-        self.on_hopper, self.has_small_units = is_hopper(), False
+        self.on_hopper = is_hopper()
         self.starts_early = "early" in self.on and can_start_early()
 
     def early(self, rows: int) -> dict[str, int]:
@@ -404,15 +404,11 @@ class TritonOps(ReferenceOps):
         rows = streams * length
         tile = unit_shape(channels, self.on_hopper)
         too_wide = x.is_cuda and x.dtype == torch.float32
-        if "unit" not in self.on or tile is None or too_wide:
-            super().residual_unit(padded, unit, x, out, waves, is_last)
-            return
-        num_programs = triton.cdiv(rows, tile.rows)
-        if num_programs < tile.min_programs and not self.has_small_units:
+        if "unit" not in self.on or tile is None or too_wide or triton.cdiv(rows, tile.rows) < tile.min_programs:
             super().residual_unit(padded, unit, x, out, waves, is_last)
             return
         wide, narrow = unit.wide, unit.narrow
-        launch(residual_unit_kernel, num_programs)(
+        launch(residual_unit_kernel, triton.cdiv(rows, tile.rows))(
             padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
             rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation, wide.weight.shape[0],
             C=channels, LAST=is_last, EXACT=x.dtype == torch.float32, ONE_STREAM=length % tile.rows == 0,

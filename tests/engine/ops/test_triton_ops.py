@@ -27,6 +27,7 @@ from engine.ops.params import (
 )
 from engine.ops.ras import ControlRules, RasTensors
 from engine.ops.reference_ops import ReferenceOps
+from engine.ops.tiles import UnitTile, unit_shape
 from engine.weights.quantize import Weight, as_bits, quantize, quantize_int4, to_fp8
 
 pytest.importorskip("triton")
@@ -53,12 +54,17 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture
-def fused() -> Any:
-    from engine.ops.triton_ops import TritonOps
+def fused(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Units of any size run at once."""
+    from engine.ops import triton_ops
 
-    ops = TritonOps()
+    def small_unit_shape(channels: int, on_hopper: bool) -> UnitTile | None:
+        tile = unit_shape(channels, on_hopper)
+        return tile and tile._replace(min_programs=1)
+
+    monkeypatch.setattr(triton_ops, "unit_shape", small_unit_shape)
+    ops = triton_ops.TritonOps()
     ops.max_gemv_rows = 4
-    ops.has_small_units = True
     ops.on_hopper = ops.on_hopper or INTERPRETED
     return ops
 
@@ -517,9 +523,12 @@ def test_a_residual_unit_at_once(fused: Any, channels: int, length: int, is_last
 
 
 @pytest.mark.parametrize(("channels", "fewest"), [(96, 80), (384, 320)])
-def test_a_residual_unit_runs_at_once_from_enough_programs_on(fused: Any, channels: int, fewest: int) -> None:
+def test_a_residual_unit_runs_at_once_from_enough_programs_on(channels: int, fewest: int) -> None:
     """No kernel runs, so that the tensors need no memory."""
-    fused.has_small_units, fused.on_hopper = False, True
+    from engine.ops.triton_ops import TritonOps
+
+    ops = TritonOps()
+    ops.on_hopper = True
     num_rows = 128 * (fewest - 1)
     launched: list[str] = []
 
@@ -532,7 +541,7 @@ def test_a_residual_unit_runs_at_once_from_enough_programs_on(fused: Any, channe
     for length in (num_rows, num_rows + 1):
         padded, x = zeros(1, 6 + length, channels), zeros(1, length, channels)
         with intercept(lambda kernel, grid, args, options: launched.append(kernel.fn.__name__)):
-            fused.residual_unit(padded, unit, x, torch.empty_like(x), waves, False)
+            ops.residual_unit(padded, unit, x, torch.empty_like(x), waves, False)
     assert launched == ["conv_kernel", "conv_kernel", "residual_unit_kernel"]
 
 
