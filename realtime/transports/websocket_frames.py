@@ -9,18 +9,20 @@ from typing import Literal
 from websockets.utils import apply_mask
 
 # First byte of an unfragmented message, and the type of its payload.
-WHOLE: dict[int, Literal["text", "bytes"]] = {0x81: "text", 0x82: "bytes"}
+TEXT, BINARY = 0x81, 0x82
+WHOLE: dict[int, Literal["text", "bytes"]] = {TEXT: "text", BINARY: "bytes"}
 FIN, OPCODE = 0x80, 0x0F
 MASKED, LENGTH = 0x80, 0x7F
 LENGTH_BYTES = {126: 2, 127: 8}
 MASK_BYTES = 4
 
+# What a server sends before up to 125 bytes, up to 64 KiB less one, and more.
 SHORT_HEAD, MIDDLE_HEAD, LONG_HEAD = struct.Struct(">BB"), struct.Struct(">BBH"), struct.Struct(">BBQ")
 
 
 def whole_frame(message: str | bytes) -> bytes:
     """Return an unfragmented message as a server sends it, without a mask."""
-    kind, data = (0x81, message.encode()) if isinstance(message, str) else (0x82, message)
+    kind, data = (TEXT, message.encode()) if isinstance(message, str) else (BINARY, message)
     size = len(data)
     if size < 126:
         return SHORT_HEAD.pack(kind, size) + data
