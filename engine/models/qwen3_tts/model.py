@@ -41,7 +41,7 @@ from engine.ops.noise import NoiseSource, PhiloxNoise, SampleKey
 from engine.ops.sampler import SamplingBatch, apply_repetition_penalty, sample
 from engine.text.tokenizer import TextTokenizer
 
-MAX_USUAL_PREFIXES = 256
+MAX_PLAIN_PREFIXES = 256
 
 
 class Qwen3TTS:
@@ -60,8 +60,8 @@ class Qwen3TTS:
         self.noise = noise or PhiloxNoise()
         self.guard_eos = guard_eos
         self.prompts = PromptBuilder(config, tokenizer.template_ids)
-        # Without an instruction, by speaker and language.
-        self.usual_prefix = lru_cache(MAX_USUAL_PREFIXES)(lambda *names: tuple(self.prompts.prefix(*names)))
+        # Of requests without an instruction, by speaker and language.
+        self.plain_prefix = lru_cache(MAX_PLAIN_PREFIXES)(lambda *names: tuple(self.prompts.prefix(*names)))
         weight = talker.codec_head.weight
         self.device = weight.device
         books = config.talker.num_code_groups
@@ -159,7 +159,7 @@ class Qwen3TTS:
             named = request.voice if isinstance(request.voice, str) else None
             speaker = named.lower() if named else next(iter(self.config.talker.speakers), None)
             if not instruct_ids:
-                return self.usual_prefix(speaker, request.language)
+                return self.plain_prefix(speaker, request.language)
             return tuple(self.prompts.prefix(speaker, request.language, instruct_ids))
         rows = self.prompts.prefix(None, request.language, instruct_ids, cloned=True)
         head = voice.transcript_ids[: voice.num_prefix_ids(layout)]
