@@ -137,12 +137,12 @@ def compile_only() -> Iterator[None]:
 
 
 @contextmanager
-def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[list[CompileRequest]]:
-    """Submit what Triton would compile for the launches herein, which do not run, and list it."""
+def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[Collection[CompileRequest]]:
+    """Submit what Triton would compile for the launches herein, which do not run, and list it: each kernel once."""
     from triton import knobs
 
     thread = threading.get_ident()
-    requests: list[CompileRequest] = []
+    requests: dict[CompileRequest, None] = {}
     # A repeated request takes Triton longer than a launch.
     asked_for: set[Hashable] = set()
 
@@ -157,8 +157,9 @@ def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[list[C
         if threading.get_ident() != thread:
             return False
         request = CompileRequest(fn.module, fn.name, compile["specialization_data"], current_target())
-        requests.append(request)
-        submit(request)
+        if request not in requests:
+            requests[request] = None
+            submit(request)
         return True
 
     before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, record
@@ -268,7 +269,7 @@ def feed(worker: CompileWorker, waiting: SimpleQueue[CompileRequest | None]) -> 
     return answers
 
 
-def build_launchers(requests: Sequence[CompileRequest]) -> None:
+def build_launchers(requests: Collection[CompileRequest]) -> None:
     """Load one kernel of each signature: before Triton 3.7 a C compiler then builds what launches them."""
     if not torch.cuda.is_available():
         return
@@ -284,7 +285,7 @@ def build_launchers(requests: Sequence[CompileRequest]) -> None:
 
 
 def one_of_each_signature(
-    requests: Sequence[CompileRequest], target: tuple[str, int, int]
+    requests: Collection[CompileRequest], target: tuple[str, int, int]
 ) -> Collection[CompileRequest]:
     """Return a request of each signature among those for ``target``."""
     found = [request for request in requests if request.target == target]

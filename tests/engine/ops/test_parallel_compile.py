@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -255,10 +256,23 @@ def test_kernels_of_all_launches_are_compiled_once(cache: Path) -> None:
     assert not compiled
 
 
+def test_a_kernel_is_compiled_once_for_numbers_on_which_it_does_not_depend(cache: Path) -> None:
+    from engine.ops.triton_ops import TritonOps
+
+    ops, weight = TritonOps(), torch.ones(7, 64)
+    requests: list[CompileRequest] = []
+    with record_requests(requests.append) as found:
+        for length in (1, 16, 17):
+            x = torch.ones(1, length + 6, 64, dtype=torch.bfloat16)
+            ops.depthwise_norm(x, weight, weight[0], (weight[0], weight[0]), 1e-6)
+    assert len(requests) == 1
+    assert list(found) == requests
+
+
 def test_launchers_are_built_once_all_is_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[tuple[set[str], int]] = []
 
-    def build(requests: list[CompileRequest]) -> None:
+    def build(requests: Collection[CompileRequest]) -> None:
         built.append(({request.name for request in requests}, num_compiled(cache)))
 
     monkeypatch.setattr(parallel_compile, "build_launchers", build)
