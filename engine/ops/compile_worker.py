@@ -1,7 +1,8 @@
 """Compiles kernels for a GPU that it does not use, into Triton's cache.
 
-Run as ``python -m engine.ops.compile_worker`` by ``engine.ops.parallel_compile``. Each line of its standard input is a
-``CompileRequest`` in JSON, answered with a line: what went wrong, if anything. It ends with its input.
+Run as ``python -m engine.ops.compile_worker NUM_PROCESSES`` by ``engine.ops.parallel_compile``. Each line of its
+standard input is a request in JSON: module, name, specialization, target. Each is answered with its number and what
+went wrong, if anything. Once the input ends and all is answered, the process ends.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from importlib import import_module
+from multiprocessing import get_context
 
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -38,18 +42,28 @@ def compile_kernel(module: str, name: str, specialization: str, target: list[str
 def main() -> None:
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Triton prints what fails
-    with suppress(BrokenPipeError):  # the parent has ended
-        for line in sys.stdin:
-            os.write(answers, answer_of(line).encode() + b"\n")
+
+    def write(compiling: Future[bytes]) -> None:
+        with suppress(BrokenPipeError, BrokenProcessPool):  # the parent has ended, or one that compiles
+            os.write(answers, compiling.result())
+
+    with suppress(BrokenPipeError):
+        # What is imported and found out for the first one the others inherit.
+        os.write(answers, answer_of(0, sys.stdin.readline()))
+    with ProcessPoolExecutor(int(sys.argv[1]), get_context("fork"), os.close, (answers,)) as pool:
+        for number, line in enumerate(sys.stdin, 1):
+            pool.submit(answer_of, number, line).add_done_callback(write)
+    os.close(answers)  # before Triton is taken down, which takes long
 
 
-def answer_of(line: str) -> str:
-    """Carry out a request; return what went wrong, if anything."""
+def answer_of(number: int, line: str) -> bytes:
+    """Carry out a request; return its number and what went wrong, if anything."""
+    error = ""
     try:
         compile_kernel(*json.loads(line))
-    except Exception as error:
-        return json.dumps(f"{type(error).__name__}: {error}")
-    return ""
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    return json.dumps((number, error)).encode() + b"\n"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Kernels compiled in parallel before they are launched one after another.
 
-Triton's compiler is in large part Python, so that threads of one process take turns: each worker is a process.
+Triton's compiler holds Python's lock, so that threads of one process take turns: processes compile.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -28,8 +28,12 @@ from engine.process import available_cores
 
 log = logging.getLogger(__name__)
 
-MAX_WORKERS = 16
+MAX_PROCESSES = 16
 WORKER_COMMAND = (sys.executable, "-P", "-m", "engine.ops.compile_worker")
+# Holds all requests of a start, so that recording them never waits for a compiler.
+PIPE_BYTES = 2**20
+# Before version 3.7 Triton builds a launcher for each signature with a C compiler: as many at once.
+NUM_LOADING_THREADS = 4
 # Receives a kernel, its grid, its arguments and options instead of the device.
 Sink = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
 Result = TypeVar("Result")
@@ -49,12 +53,13 @@ class KernelNotCached(Exception):
 
 
 class CompileRequest(NamedTuple):
-    """A kernel by module and name, what Triton specializes it on, and the GPU as backend, architecture, warp size."""
+    """A kernel by module and name, what Triton specializes it on, its GPU: backend, architecture, warp size; which."""
 
     module: str
     name: str
     specialization: str
     target: tuple[str, int, int]
+    device: Any
 
 
 def is_compile_only() -> bool:
@@ -81,25 +86,27 @@ def intercept(sink: Sink) -> Iterator[None]:
         _interception.sink = None
 
 
-def run_compiled(run: Callable[[], Result], launch_all: Callable[[], object]) -> Result:
+def run_compiled(run: Callable[[bool], Result], launch_all: Callable[[], object]) -> Result:
     """Run ``run``. If Triton's cache is empty or lacks a kernel, compile all kernels of ``launch_all`` in parallel,
     then run it again.
+
+    ``run`` is told whether ``launch_all`` has run and all its kernels are loaded.
     """
     try:
         with _stop_at_compilation():
-            return run()
+            return run(False)
     except KernelNotCached:
         start = time.perf_counter()
+    is_loaded = False
     try:
-        with compile_only():
-            launch_all()
+        is_loaded = compile_kernels(launch_all)
     except torch.OutOfMemoryError:
         raise
     except Exception:
         log.warning("parallel kernel compilation unavailable; compiling on demand", exc_info=True)
     else:
         log.info("kernels compiled in %.1f s", time.perf_counter() - start)
-    return run()
+    return run(is_loaded)
 
 
 @contextmanager
@@ -127,19 +134,27 @@ def _stop_at_compilation() -> Iterator[None]:
         knobs.compilation.listener = before
 
 
-@contextmanager
-def compile_only() -> Iterator[None]:
-    """Kernels launched herein do not run; at the end all are compiled. Those that fail raise when they are launched."""
-    with ExitStack() as stack:
-        with compile_requests(start_workers(stack)) as submit, record_requests(submit) as requests:
-            yield
-        build_launchers(requests)
+def compile_kernels(launch_all: Callable[[], object]) -> bool:
+    """Compile the kernels of ``launch_all``, which do not run, and load them; return whether all are loaded.
+
+    Those that fail raise when they are launched.
+    """
+    loads: list[Future[None]] = []
+    with ThreadPoolExecutor(NUM_LOADING_THREADS) as threads:
+
+        def load(request: CompileRequest) -> None:
+            loads.append(threads.submit(load_kernel, request))
+
+        with compile_requests(load) as submit, record_requests(submit) as requests:
+            launch_all()
+    return len(loads) == len(requests) and not any(loading.exception() for loading in loads)
 
 
 @contextmanager
 def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[Collection[CompileRequest]]:
     """Submit what Triton would compile for the launches herein, which do not run, and list it: each kernel once."""
     from triton import knobs
+    from triton.runtime import driver
 
     thread = threading.get_ident()
     requests: dict[CompileRequest, None] = {}
@@ -156,7 +171,10 @@ def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[Collec
         """Return whether Triton is to leave it at that."""
         if threading.get_ident() != thread:
             return False
-        request = CompileRequest(fn.module, fn.name, compile["specialization_data"], current_target())
+        found = driver.active.get_current_target()
+        target = found.backend, found.arch, found.warp_size
+        device = driver.active.get_current_device()
+        request = CompileRequest(fn.module, fn.name, compile["specialization_data"], target, device)
         if request not in requests:
             requests[request] = None
             submit(request)
@@ -170,14 +188,6 @@ def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[Collec
         knobs.runtime.jit_cache_hook = before
 
 
-def current_target() -> tuple[str, int, int]:
-    """Return backend, architecture and warp size of the current device."""
-    from triton.runtime import driver
-
-    target = driver.active.get_current_target()
-    return target.backend, target.arch, target.warp_size
-
-
 def _kind(value: Any) -> Hashable:
     """Return the key of a compilation: at least what Triton specializes on."""
     if isinstance(value, Tensor):
@@ -187,106 +197,67 @@ def _kind(value: Any) -> Hashable:
     return type(value).__name__
 
 
-class CompileWorker:
-    """A process that compiles one kernel at a time; it ends with ``stack``."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._process = subprocess.Popen(
-            WORKER_COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-            process_group=0,  # Ctrl-C is for this process
-        )
-        stack.enter_context(self._process)
-        stack.callback(self.kill)  # by itself it takes long to end
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def compile(self, request: CompileRequest) -> str:
-        """Return what went wrong, if anything. Raises ``OSError`` if the process has ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # then there is no answer, either
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise OSError("a process that compiles kernels has ended")
-        return answer.decode().strip()
-
-
-def start_workers(stack: ExitStack) -> list[CompileWorker]:
-    """Start a worker on each core. Raises ``OSError`` if none starts."""
-    workers: list[CompileWorker] = []
-    try:
-        while len(workers) < min(MAX_WORKERS, available_cores()):
-            workers.append(CompileWorker(stack))
-    except OSError as error:
-        if not workers:
-            raise
-        log.warning("only %d processes that compile kernels start: %s", len(workers), error)
-    return workers
-
-
 @contextmanager
-def compile_requests(workers: Sequence[CompileWorker]) -> Iterator[Callable[[CompileRequest], None]]:
-    """Submit requests to the workers; at the end they are compiled, or a warning tells how many are not."""
-    waiting: SimpleQueue[CompileRequest | None] = SimpleQueue()
+def compile_requests(on_compiled: Callable[[CompileRequest], None]) -> Iterator[Callable[[CompileRequest], None]]:
+    """Submit requests to processes; ``on_compiled`` gets each that is compiled, on a thread.
+
+    At the end all are compiled, or a warning tells how many are not.
+    """
     submitted: list[CompileRequest] = []
+    errors: dict[int, str] = {}
+    process = start_processes()
+    requests, answers = process.stdin, process.stdout
+    assert requests is not None
+    assert answers is not None
 
     def submit(request: CompileRequest) -> None:
         submitted.append(request)
-        waiting.put(request)
+        with suppress(BrokenPipeError):  # then there is no answer, either
+            requests.write(json.dumps(request[:4]).encode() + b"\n")
 
-    with ThreadPoolExecutor(len(workers)) as threads:
-        feeding = [threads.submit(feed, worker, waiting) for worker in workers]
+    def read_answers() -> None:
+        for line in answers:
+            number, errors[number] = json.loads(line)
+            if not errors[number]:
+                on_compiled(submitted[number])
+
+    reading = threading.Thread(target=read_answers, name="voicewire-compile", daemon=True)
+    with ExitStack() as stack:
+        stack.enter_context(process)
+        stack.callback(kill, process)  # by themselves they take long to end
+        stack.callback(reading.join)
+        stack.callback(requests.close)
+        reading.start()
         try:
             yield submit
         except BaseException as error:
             if not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError):
-                for worker in workers:  # the start is given up
-                    worker.kill()
+                kill(process)  # the start is given up
             raise
-        finally:
-            for _ in feeding:
-                waiting.put(None)
-    answers = [answer for fed in feeding for answer in fed.result()]
-    if num_left := len(submitted) - answers.count(""):
-        first = next(filter(None, answers))
+    if num_left := len(submitted) - list(errors.values()).count(""):
+        first = next(filter(None, errors.values()), "they have ended")
         log.warning("%d of %d kernels were not compiled by processes: %s", num_left, len(submitted), first)
 
 
-def feed(worker: CompileWorker, waiting: SimpleQueue[CompileRequest | None]) -> list[str]:
-    """Hand over waiting requests until one is ``None`` or the worker ends; return what went wrong with each."""
-    answers: list[str] = []
-    try:
-        while request := waiting.get():
-            answers.append(worker.compile(request))
-    except OSError as error:
-        answers.append(str(error))
-    return answers
+def start_processes() -> subprocess.Popen[bytes]:
+    """Start one that forks others. Raises ``OSError``."""
+    return subprocess.Popen(
+        [*WORKER_COMMAND, str(min(MAX_PROCESSES, available_cores()))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        pipesize=PIPE_BYTES,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        process_group=0,  # to kill all; and Ctrl-C is for this process
+    )
 
 
-def build_launchers(requests: Collection[CompileRequest]) -> None:
-    """Load one kernel of each signature: before Triton 3.7 a C compiler then builds what launches them."""
-    if not torch.cuda.is_available():
-        return
-    device = torch.cuda.current_device()
-
-    def load(request: CompileRequest) -> None:
-        # What fails raises when it is launched.
-        with suppress(Exception), torch.cuda.device(device):
-            _ = getattr(import_module(request.module), request.name).preload(request.specialization).run
-
-    with ThreadPoolExecutor(MAX_WORKERS) as threads:
-        list(threads.map(load, one_of_each_signature(requests, current_target())))
+def kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
-def one_of_each_signature(
-    requests: Collection[CompileRequest], target: tuple[str, int, int]
-) -> Collection[CompileRequest]:
-    """Return a request of each signature among those for ``target``."""
-    found = [request for request in requests if request.target == target]
-    return {str(json.loads(request.specialization)["signature"]): request for request in found}.values()
+def load_kernel(request: CompileRequest) -> None:
+    """Load a compiled kernel where it is launched."""
+    with torch.cuda.device(request.device):
+        _ = getattr(import_module(request.module), request.name).preload(request.specialization).run
