@@ -31,8 +31,8 @@ def bucket_for(buckets: Sequence[int], count: int) -> int:
 class GraphSet:
     """Computations by key over static buffers; all share one memory pool.
 
-    ``capture`` runs a computation once, over whatever the buffers hold, and records it: at start, when they hold
-    dummy rows. A key that was not captured then runs eagerly on first use and is captured on the next.
+    ``capture`` runs a computation once, unless it has run, over whatever the buffers hold, and records it: at start,
+    when they hold dummy rows. A key that was not captured then runs eagerly on first use and is captured on the next.
     """
 
     def __init__(
@@ -52,9 +52,10 @@ class GraphSet:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def capture(self, *key: int) -> None:
+    def capture(self, *key: int, has_run: bool = False) -> None:
         if self.captures and key not in self._graphs:
-            self.warm_up(*key)
+            if not has_run:
+                self.warm_up(*key)
             with torch.cuda.device(self._device):
                 self._record(*key)
 

@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 def capture_graphs(keys: Sequence[GraphKey]) -> None:
     """Capture all; kernels that Triton's cache lacks are compiled in parallel, for in sequence that takes a minute."""
 
-    def capture(_: bool) -> None:
+    def capture(has_run: bool) -> None:
         for number, (graphs, key) in enumerate(keys, 1):
-            graphs.capture(*key)
+            graphs.capture(*key, has_run=has_run)
             log.debug("graph %d of %d: %s, %.1f s", number, len(keys), key, time.perf_counter() - start)
 
     def run_all() -> None:
