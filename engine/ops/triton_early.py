@@ -57,3 +57,15 @@ def start_next(EARLY: tl.constexpr) -> None:
     """AT_END, let the next kernel start."""
     if EARLY == AT_END:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+def fix_keys(*functions: object) -> None:
+    """Let Triton compute the keys of functions that kernels call.
+
+    Else a kernel's own key, by which its compiled code is found, depends on which kernel of the process came first.
+    """
+    for function in functions:
+        getattr(function, "cache_key", None)  # none where kernels are interpreted
+
+
+fix_keys(wait_for_inputs, start_next)

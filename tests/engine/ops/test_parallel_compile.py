@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -89,14 +88,6 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(parallel_compile, "WORKER_COMMAND", (sys.executable, "-P", "-c", program))
 
     return run
-
-
-def test_what_is_compiled_is_told_at_once(workers: Callable[[str], None]) -> None:
-    workers("while input(): print('[0, \"\"]', flush=True)")
-    told = threading.Event()
-    with compile_requests(lambda request: told.set()) as submit:
-        submit(REQUEST)
-        assert told.wait(10)
 
 
 def test_processes_that_end_leave_the_rest(workers: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
@@ -235,26 +226,16 @@ def num_compiled(cache: Path) -> int:
     return len(list(cache.glob("*/*.cubin")))
 
 
-def test_kernels_of_all_launches_are_compiled_once(cache: Path) -> None:
-    compile_kernels(launch_some)
-    assert num_compiled(cache) == 2
-    compiled: list[str] = []
-    run_compiled(run_all, lambda: compiled.append("again"))
-    assert num_compiled(cache) == 2
-    assert not compiled
-
-
 def test_a_kernel_is_compiled_once_for_numbers_on_which_it_does_not_depend(cache: Path) -> None:
     from engine.ops.triton_ops import TritonOps
 
     ops, weight = TritonOps(), torch.ones(7, 64)
     requests: list[CompileRequest] = []
-    with record_requests(requests.append) as found:
+    with record_requests(requests.append):
         for length in (1, 16, 17):
             x = torch.ones(1, length + 6, 64, dtype=torch.bfloat16)
             ops.depthwise_norm(x, weight, weight[0], (weight[0], weight[0]), 1e-6)
     assert len(requests) == 1
-    assert list(found) == requests
 
 
 def test_what_is_loaded_is_not_asked_for_again(cache: Path, loaded: list[str]) -> None:
@@ -265,14 +246,6 @@ def test_what_is_loaded_is_not_asked_for_again(cache: Path, loaded: list[str]) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(knobs.runtime, "jit_cache_hook", lambda **asked: pytest.fail(str(asked)))
         run_all()
-
-
-def test_one_kernel_that_does_not_load_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(request: CompileRequest) -> None:
-        assert request.name == "norm_kernel"
-
-    monkeypatch.setattr(parallel_compile, "load_kernel", load)
-    assert not run_compiled(run_all, launch_some)
 
 
 def test_a_worker_compiles_without_torch(cache: Path) -> None:
@@ -297,7 +270,8 @@ def test_into_an_empty_cache_all_are_compiled_before_any_runs(cache: Path, loade
         return run_all(has_run)
 
     assert run_compiled(run, launch_some)
-    assert seen == [2]
+    assert not run_compiled(run, lambda: pytest.fail("compiled again"))
+    assert seen == [2, 2]
 
 
 def test_at_the_first_kernel_that_is_missing_all_are_compiled_before_the_others_run(cache: Path) -> None:
@@ -312,7 +286,7 @@ def test_at_the_first_kernel_that_is_missing_all_are_compiled_before_the_others_
         seen.append(num_compiled(cache))
         launch_some()
 
-    run_compiled(run, launch_all)
+    assert not run_compiled(run, launch_all)  # here none can be loaded
     # The first kernel is compiled when it is missed.
     assert seen == [0, 1, 2]
 
