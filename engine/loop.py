@@ -134,6 +134,8 @@ class EngineLoop:
     def _wait_for_work(self) -> bool:
         """Sleep while nothing can move; False once the loop is to end."""
         if not self._sleep(IDLE_CLEANUP_AFTER_S):
+            # Takes milliseconds, which the next request would wait for right behind the last one.
+            self.engine.pool.check_invariants()
             collect_young()
             trim_heap()
             self._sleep(None)

@@ -197,7 +197,8 @@ class EngineHarness:
         assert not self.engine.requests.active
         assert all(heard.released for heard in self.heard.values())
         assert all(heard.end for heard in self.heard.values())
-        self.engine.check_invariants()
+        self.engine.check_nothing_held()
+        self.engine.pool.check_invariants()
         assert self.engine.pool.num_free == self.engine.pool.num_blocks
         assert self.engine.stage.slots.num_free == self.engine.stage.slots.num_slots
         assert not self.engine.scheduler.waiting

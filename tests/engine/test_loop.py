@@ -154,6 +154,15 @@ def test_free_memory_is_given_back_once_in_each_pause(
     assert not given_back.acquire(timeout=0.1), "nothing came, so there was nothing to give back"
 
 
+def test_blocks_are_checked_in_a_pause(given_back: threading.Semaphore, loop: EngineLoop, heard: Heard) -> None:
+    loop.engine.pool._free.append(loop.engine.pool._free[0])
+    loop.send(SubmitRequest(1, request()))
+    assert heard.until_released(1).error is None
+    loop._thread.join(WAIT_S)
+    (error,) = heard.died_of
+    assert "200 blocks in all" in str(error)
+
+
 def test_results_leave_before_the_step_ends(
     make_engine: Callable[[], Engine], heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
