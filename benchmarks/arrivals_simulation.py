@@ -54,6 +54,7 @@ class ArrivalsSimulation:
         for number in range(size):
             self.begin_reply(self.start_s + number / self.args.arrivals, self.args.responses)
         self.engine.hand_over, self.engine.read_command = self.hand_over, self.carry_out_next
+        self.engine.sleep = self.sleep_beside_device
         with self.engine.computing():
             while self.engine.has_work or self.is_due or self.sleep():
                 if self.engine.has_work or self.is_due:
@@ -84,6 +85,9 @@ class ArrivalsSimulation:
             return False
         heapq.heappop(self._due)[-1]()
         return True
+
+    def sleep_beside_device(self, seconds: float) -> None:
+        self.device.sleep_until(self.device.clock() + seconds)
 
     def sleep(self) -> bool:
         """Advance to the next command or runnable row; False if there is none."""

@@ -192,6 +192,7 @@ class LoadSimulation:
     def run(self) -> dict[str, Any]:
         engine = self.engine
         engine.hand_over, engine.read_command = self.hand_over, self.submit_next
+        engine.sleep = lambda seconds: self.device.sleep_until(self.device.clock() + seconds)
         with engine.computing():
             while engine.has_work or self.is_due or self.sleep():
                 if engine.has_work or self.is_due:

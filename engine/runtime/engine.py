@@ -47,12 +47,22 @@ from engine.runtime.warm_up import capture_graphs, measure_step_times
 
 STALL_RETRY_S = 0.01
 MAX_WARM_UP_S = 2.0
+# Part of the time that a frame is expected to take in which the host looks for commands. Then it waits for the device,
+# whose end it notices sooner that way.
+COMMANDS_SHARE = 0.85
+# Between two looks for commands and at the device.
+COMMANDS_INTERVAL_S = 0.0002
 CPU_KV_BYTES = 512 * 2**20
 # Left free on CUDA for the workspace of the graphs.
 RESERVED_BYTES = 6_144 * 2**20
 # Size of the pool for each running request; 80 s of speech take about 1,100.
 POSITIONS_PER_REQUEST = 1_024
 MAX_CACHED_PREFIX_POSITIONS = 2_048
+
+
+def frame_kind(batch: StepBatch) -> tuple[int, bool]:
+    """Frames of one kind take about as long: number of rows to the next power of two, and whether there are prompts."""
+    return len(batch).bit_length(), bool(batch.prefills)
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -116,10 +126,15 @@ class Engine:
         # Called within a step, until it is False: carries out one command, if one is there. It is read beside the
         # device, before the rows are chosen, and between small rounds of decoding.
         self.read_command: Callable[[], bool] = lambda: False
+        # Called within a step while the device works and no command is there.
+        self.sleep: Callable[[float], None] = time.sleep
         # Of built-in voices, by lower-case name.
         self._prefix_keys: dict[str, Hashable] = {}
         # The batch in flight, and the time since it was run.
         self._flown: tuple[StepBatch, float] | None = None
+        # When the frame in flight was launched; how long the last frame of each kind took, if the host waited for it.
+        self._launched_s, self._frame_kind = 0.0, (0, False)
+        self._frame_s: dict[tuple[int, bool], float] = {}
         # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
         self.retry_s = 0.0
 
@@ -171,7 +186,7 @@ class Engine:
         start = self.requests.clock()
         if self.config.commands_beside_device:
             self.read_beside_device()
-        results = list(self.runner.collect(self.times))
+        results = self.collect()
         self.record_flown(self.requests.clock() - start)
         self.process_results(results)
         num_chunks = self.decoding.emit_completed()
@@ -187,6 +202,8 @@ class Engine:
         num_chunks += self.decoding.emit_completed()
         run_s = self.requests.clock()
         self.process_results(self.runner.run(batch, self.times))
+        if len(batch):
+            self._launched_s, self._frame_kind = self.requests.clock(), frame_kind(batch)
         talker_s = self.requests.clock() - start
         num_chunks += self.decoding.decode(batch)
         self.retire_finished()
@@ -207,9 +224,25 @@ class Engine:
 
     def read_beside_device(self) -> None:
         """Carry out commands until the device is done with the frame in flight: the step takes that long anyway, and
-        what is done is not kept waiting."""
-        while not self.runner.is_done and self.read_command():
-            pass
+        what is done is not kept waiting. The device would wait for what came meanwhile and was not carried out."""
+        until_s = self._launched_s + COMMANDS_SHARE * self._frame_s.get(self._frame_kind, 0.0)
+        while not self.runner.is_done:
+            if self.read_command():
+                continue
+            left_s = until_s - self.requests.clock()
+            if left_s <= 0.0:
+                return
+            start = time.perf_counter()
+            self.sleep(min(left_s, COMMANDS_INTERVAL_S))
+            self.times.wait_s += time.perf_counter() - start
+
+    def collect(self) -> list[Result]:
+        """Return the results of the frame in flight, and note how long it took if the host waited for it."""
+        is_waiting = not self.runner.is_done
+        results = list(self.runner.collect(self.times))
+        if is_waiting:
+            self._frame_s[self._frame_kind] = self.requests.clock() - self._launched_s
+        return results
 
     def process_results(self, results: Iterable[Result]) -> None:
         """Sampled frames go to the decode stage; a row that stopped or failed leaves the talker stage."""

@@ -26,6 +26,7 @@ from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.base import DecodedAudio
 from engine.runtime.codec_stage import CodecStage
+from engine.runtime.engine import COMMANDS_INTERVAL_S, COMMANDS_SHARE
 from engine.runtime.request import Request
 from engine.runtime.runner import GraphRunner, Result, StepTimings
 from tests.engine.engine_harness import EngineHarness, check_takeover
@@ -246,6 +247,37 @@ def test_commands_are_read_beside_a_frame_in_flight_until_it_is_done(
     num_beside = 2 if is_beside else 0
     assert found == ["command"] * num_beside + ["emit"] + ["command"] * (5 - num_beside) + ["emit"] * 2
     assert engine.times.last_s == num_beside, "the time that the frame takes anyway, and no more"
+
+
+def test_command_that_comes_during_a_frame_is_carried_out_beside_it(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames take a second. The host looks for commands in the first part of it, once it knows that."""
+    bench = bench_with_a_frame_in_flight(tiny_folder)
+    engine, clock, commands, read_at_s = bench.engine, [0.0], list[Callable[[], object]](), list[float]()
+    monkeypatch.setattr(engine.requests, "clock", lambda: clock[0])
+    monkeypatch.setattr(GraphRunner, "is_done", property(lambda runner: clock[0] >= 1.0))
+    collect = engine.runner.collect
+
+    def collect_when_done(times: StepTimings) -> list[Result]:
+        is_known = engine._frame_kind in engine._frame_s
+        assert clock[0] == pytest.approx(COMMANDS_SHARE if is_known else 0.0)
+        clock[0] = engine._launched_s + 1.0
+        return collect(times)
+
+    def sleep(seconds: float) -> None:
+        assert 0.0 < seconds <= COMMANDS_INTERVAL_S
+        clock[0] += seconds
+        if clock[0] > 0.4 and not read_at_s and not commands:
+            commands.append(lambda: read_at_s.append(clock[0]))
+
+    monkeypatch.setattr(engine.runner, "collect", collect_when_done)
+    engine.sleep, engine.read_command = sleep, reader_of(commands)
+    engine._frame_s.clear()
+    for _ in range(3):
+        engine._launched_s = clock[0] = 0.0
+        bench.step()
+    assert read_at_s == [pytest.approx(0.4, abs=0.001)]
 
 
 def bench_with_a_frame_in_flight(folder: Path, **settings: Any) -> EngineHarness:
