@@ -144,7 +144,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     graph_priorities: bool = True
     # Send first chunks from the engine's thread, as far as the socket takes them; off leaves all to the writing thread.
     send_first_chunks_at_once: bool = True
-    # Reads of each gateway's commands per step; 0 reads them at once.
+    # Read the commands of gateways without TLS on the engine's thread; off reads all on threads of their own.
+    commands_on_engine_thread: bool = True
+    # Reads of the commands of each gateway that has a thread, per step; 0 reads them at once.
     command_reads_per_step: int = 4
     # Carry out commands also while the device computes; off does so behind the wait for it alone.
     commands_beside_device: bool = True

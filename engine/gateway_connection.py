@@ -31,7 +31,8 @@ class GatewayConnection:
     A first chunk it sends itself: waking another thread, which then needs the interpreter, takes longer.
     """
 
-    reading: threading.Thread
+    # None where the engine's thread reads the connection.
+    reading: threading.Thread | None = None
 
     def __init__(self, number: int, connection: ByteSocket) -> None:
         self.number, self.connection = number, connection
@@ -121,17 +122,29 @@ def drop_sent(pieces: deque[memoryview], num_bytes: int) -> deque[memoryview]:
     return pieces
 
 
-def read_messages(connection: ByteSocket) -> Iterator[list[bytes]]:
-    """Whole messages, as many at a time as have come, none while one is not all there, until the end of the stream."""
-    rest = bytearray()
-    while part := connection.recv(READ_AHEAD_BYTES):
+class MessageSplitter:
+    """Bytes in, whole messages out."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def push(self, part: bytes) -> list[bytes]:
+        """As many as have come, none while one is not all there. Raises ``ValueError`` for one that is too long."""
+        rest = self._rest
         rest += part
         messages, at = [], 0
         while (end := find_message_end(rest, at)) is not None:
             messages.append(bytes(rest[at + LENGTH.size : end]))
             at = end
         del rest[:at]
-        yield messages
+        return messages
+
+
+def read_messages(connection: ByteSocket) -> Iterator[list[bytes]]:
+    """Whole messages, as many at a time as have come, none while one is not all there, until the end of the stream."""
+    splitter = MessageSplitter()
+    while part := connection.recv(READ_AHEAD_BYTES):
+        yield splitter.push(part)
 
 
 def find_message_end(data: bytearray, at: int) -> int | None:

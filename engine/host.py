@@ -13,11 +13,13 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ from engine.address import EngineAddress
 from engine.api import ClonedVoice, EngineInfo, FinishReason, ReferenceAudio, RequestFinished, SpeechChunk
 from engine.config import EngineConfig, speech_options
 from engine.errors import EngineError, InvalidRequest
-from engine.gateway_connection import GatewayConnection, read_messages
+from engine.gateway_connection import READ_AHEAD_BYTES, GatewayConnection, MessageSplitter, read_messages
 from engine.ipc import (
     PROGRESS,
     READY,
@@ -82,14 +84,14 @@ class EngineHost:
         on_exit: Callable[[BaseException], None] | None = None,
         fingerprint: str = "",
     ) -> None:
-        self.encoding = VoiceEncodingThread(encode_voice) if encode_voice else None
+        self.encoding = VoiceEncodingThread(partial(encode_checked, info, encode_voice)) if encode_voice else None
         self.info, self.config = info, config
         self.hello = encode(HelloMessage(info, fingerprint=fingerprint, options=speech_options(config)))
         self.gateways: dict[int, GatewayConnection] = {}
         self.numbers = itertools.count(1)
         self.on_exit = on_exit or exit_process
         self._ended = threading.Event()
-        # Held while a gateway is added with its reader, so that ``stop`` finds started readers only.
+        # Held while a gateway is added with its reader, so that the end finds started readers only.
         self._attaching = threading.Lock()
         self.is_draining = False
         self.loop = EngineLoop(make_engine, self.deliver, self.on_engine_exit)
@@ -116,7 +118,15 @@ class EngineHost:
     def on_engine_exit(self, error: BaseException) -> None:
         """Called on the engine's thread."""
         self.on_exit(error)
-        self.close_gateways()
+        with self._attaching:
+            self.close_gateways()
+            self._end_gateways()
+
+    def _end_gateways(self) -> None:
+        """Forget those that the engine's thread has read."""
+        for gateway in list(self.gateways.values()):
+            if gateway.reading is None:
+                self._end_gateway(gateway)
 
     def close_gateways(self) -> None:
         self._ended.set()
@@ -133,9 +143,10 @@ class EngineHost:
         with self._attaching:
             readers = [gateway.reading for gateway in list(self.gateways.values())]
             self.close_gateways()
-        for reader in readers:  # the last to queue recordings
+        for reader in filter(None, readers):  # the last to queue recordings
             reader.join()
         self.loop.join()
+        self._end_gateways()
         if self.encoding is not None:
             self.encoding.close()
 
@@ -161,28 +172,46 @@ class EngineHost:
                 idle_since_s = now_s
 
     def attach(self, connection: ByteSocket) -> None:
-        """Serve a gateway on a thread of its own."""
+        """Serve a gateway: on the engine's thread, or one behind TLS on a thread of its own."""
         if len(self.gateways) >= MAX_GATEWAYS:
             log.warning("a gateway was closed: %d are connected", MAX_GATEWAYS)
             connection.close()
             return
         gateway = GatewayConnection(next(self.numbers), connection)
-        gateway.reading = threading.Thread(
-            target=self._serve_gateway, args=(gateway,), name="voicewire-gateway-read", daemon=True
-        )
         with self._attaching:
             gateway.send(self.hello)
             self.gateways[gateway.number] = gateway
             if self.is_draining:
                 gateway.send(encode(DrainMessage()))
             if self._ended.is_set():
-                gateway.close()
-            gateway.reading.start()
+                self._end_gateway(gateway)
+            elif isinstance(connection, socket.socket) and self.config.commands_on_engine_thread:
+                self.loop.sockets.add(connection, partial(self._read_gateway, gateway, connection, MessageSplitter()))
+            else:
+                gateway.reading = threading.Thread(
+                    target=self._serve_gateway, args=(gateway,), name="voicewire-gateway-read", daemon=True
+                )
+                gateway.reading.start()
+
+    def _read_gateway(self, gateway: GatewayConnection, connection: socket.socket, splitter: MessageSplitter) -> None:
+        """Called on the engine's thread when something has come."""
+        try:
+            part = connection.recv(READ_AHEAD_BYTES, socket.MSG_DONTWAIT)
+            for payload in splitter.push(part):
+                self._execute_command(gateway, decode_command(payload))
+            is_open = bool(part)
+        except BlockingIOError:
+            return
+        except Exception as error:
+            log.warning("gateway %d: %s", gateway.number, error)
+            is_open = False
+        if not is_open:
+            self.loop.sockets.remove(connection)
+            self._end_gateway(gateway)
 
     def _serve_gateway(self, gateway: GatewayConnection) -> None:
-        connection = gateway.connection
         try:
-            for messages in read_messages(connection):
+            for messages in read_messages(gateway.connection):
                 for payload in messages:
                     self._execute_command(gateway, decode_command(payload))
                 if messages and (pause_s := self._read_pause_s):
@@ -190,13 +219,17 @@ class EngineHost:
         except (OSError, msgspec.DecodeError, ValueError) as error:
             log.warning("gateway %d: %s", gateway.number, error)
         finally:
-            del self.gateways[gateway.number]
-            gateway.close_when_sent()
-            for encoding in list(gateway.encodings.values()):
-                encoding.cancel()
-            for epoch in list(gateway.active):
-                self.loop.send(CancelRequest(gateway.number << EPOCH_BITS | epoch))
-            connection.close()
+            self._end_gateway(gateway)
+
+    def _end_gateway(self, gateway: GatewayConnection) -> None:
+        """Forget a gateway that has left, and what it asked for."""
+        del self.gateways[gateway.number]
+        gateway.close_when_sent()
+        for encoding in list(gateway.encodings.values()):
+            encoding.cancel()
+        for epoch in list(gateway.active):
+            self.loop.send(CancelRequest(gateway.number << EPOCH_BITS | epoch))
+        gateway.connection.close()
 
     @property
     def _read_pause_s(self) -> float:
@@ -251,7 +284,6 @@ class EngineHost:
         try:
             if self.encoding is None:
                 raise InvalidRequest("no encoders are loaded", "voice")
-            check_sample(command.sample, self.info)
             future = gateway.encodings[command.number] = self.encoding.submit(command.sample)
             future.add_done_callback(answer)
         except EngineError as error:
@@ -267,6 +299,14 @@ class EngineHost:
 def exit_process(error: BaseException) -> None:
     """End the process after the loop died; the parent starts a new one."""
     os._exit(70)
+
+
+def encode_checked(
+    info: EngineInfo, encode_voice: Callable[[ReferenceAudio], ClonedVoice], sample: ReferenceAudio
+) -> ClonedVoice:
+    """Check a recording where it is encoded: that takes milliseconds. Raises ``EngineError``."""
+    check_sample(sample, info)
+    return encode_voice(sample)
 
 
 def encoding_result(number: int, future: Future[ClonedVoice]) -> VoiceEncoded:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from engine.api import ClonedVoice, EngineStats, ReferenceAudio
+from engine.command_sockets import CommandSockets
 from engine.errors import EngineDead, EngineOverloaded
 from engine.ipc import (
     CancelRequest,
@@ -66,6 +67,8 @@ class EngineLoop:
     """
 
     engine: Engine
+    # Read within a step and between steps; what reads them sends commands. From ``start`` on.
+    sockets: CommandSockets
 
     def __init__(
         self,
@@ -75,8 +78,9 @@ class EngineLoop:
     ) -> None:
         self._make_engine, self.deliver, self.died = make_engine, deliver, died
         self._made: Future[None] = Future()
+        self._starting = threading.Lock()
         self._commands: deque[Command] = deque()
-        self._wake = threading.Condition()
+        self._is_waiting = False
         self._stopping = False
         # What is sent now is read while the step waits for the device, behind that wait, or in the next step.
         self.is_stepping = False
@@ -84,22 +88,24 @@ class EngineLoop:
 
     def start(self) -> None:
         """Returns when the engine stands; raises what kept it from that, ``EngineDead`` after ``stop``."""
-        with self._wake:
+        with self._starting:
             if self._stopping:
                 raise EngineDead("the engine was stopped before it started")
+            self.sockets = CommandSockets()
             self._thread.start()
         self._made.result()
 
     def send(self, command: Command) -> None:
-        with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
+        self._commands.append(command)
+        if self._is_waiting:
+            self.sockets.wake()
 
     def stop(self) -> None:
         """Ask the thread to end after the step in flight; returns at once."""
-        with self._wake:
+        with self._starting:
             self._stopping = True
-            self._wake.notify()
+            if self._thread.is_alive():
+                self.sockets.wake()
 
     def join(self) -> None:
         if self._thread.is_alive():
@@ -110,13 +116,19 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            self._serve()
+        finally:
+            self.sockets.close()
+
+    def _serve(self) -> None:
+        try:
             unfreeze_gc()
             self.engine = self._make_engine()
         except BaseException as error:
             self._made.set_exception(error)
             return
         self.engine.hand_over = self._flush
-        self.engine.read_command = self._process_next_command
+        self.engine.read_command = self._read_command
         self._made.set_result(None)
         try:
             with self.engine.computing():
@@ -143,14 +155,27 @@ class EngineLoop:
 
     def _sleep(self, patience_s: float | None) -> bool:
         """Wait for work. Returns False after a time-out in which only a command could have brought some."""
-        with self._wake:
-            while not (self._stopping or self._commands or self.engine.has_work):
-                wake_s = self.engine.next_wake_s()
-                if wake_s is not None:
-                    self._wake.wait(min(max(wake_s - self.engine.requests.clock(), 0.0), MAX_WAIT_S))
-                elif not self._wake.wait(patience_s):
-                    return False
+        while not (self._stopping or self._commands or self.engine.has_work):
+            wake_s = self.engine.next_wake_s()
+            if wake_s is not None:
+                self._wait(min(max(wake_s - self.engine.requests.clock(), 0.0), MAX_WAIT_S))
+            elif not self._wait(patience_s):
+                return False
         return True
+
+    def _wait(self, max_wait_s: float | None) -> bool:
+        """Read the sockets, and wait until there is something to read or to do. Returns False after a time-out."""
+        # ``send`` looks at this after it has put a command there, which is looked for after this.
+        self._is_waiting = True
+        is_woken = bool(self._commands or self._stopping) or self.sockets.poll(max_wait_s)
+        self._is_waiting = False
+        return is_woken
+
+    def _read_command(self) -> bool:
+        """Carry out a command that is there or can be read. Returns False if there is none."""
+        if not self._commands:
+            self.sockets.poll(0.0)
+        return self._process_next_command()
 
     def _process_next_command(self) -> bool:
         """Carry out a command. Returns False if there is none."""

@@ -52,6 +52,9 @@ MAX_WARM_UP_S = 2.0
 COMMANDS_SHARE = 0.85
 # Between two looks for commands and at the device.
 COMMANDS_INTERVAL_S = 0.0002
+# Commands between two frames: gateways that send without end delay a step, and do not stop it. 1,200 listeners send
+# fewer in a step.
+MAX_COMMANDS = 2_000
 CPU_KV_BYTES = 512 * 2**20
 # Left free on CUDA for the workspace of the graphs.
 RESERVED_BYTES = 6_144 * 2**20
@@ -218,9 +221,10 @@ class Engine:
         self.record_step(batch, end - start)
 
     def read_commands(self) -> None:
-        """Carry out all commands that are there."""
-        while self.read_command():
-            pass
+        """Carry out the commands that are there."""
+        for _ in range(MAX_COMMANDS):
+            if not self.read_command():
+                return
 
     def read_beside_device(self) -> None:
         """Carry out commands until the device is done with the frame in flight: the step takes that long anyway, and

@@ -28,8 +28,15 @@ from engine.api import (
     SpeechChunk,
     SpeechRequest,
 )
+from engine.command_sockets import CommandSockets
 from engine.config import EngineConfig
-from engine.gateway_connection import MAX_UNSENT_BYTES, WRITE_TOGETHER_BYTES, GatewayConnection, read_messages
+from engine.gateway_connection import (
+    MAX_UNSENT_BYTES,
+    WRITE_TOGETHER_BYTES,
+    GatewayConnection,
+    MessageSplitter,
+    read_messages,
+)
 from engine.host import EPOCH_BITS, MAX_READ_PAUSE_S, EngineHost, encoding_error, load_host
 from engine.ipc import (
     LENGTH,
@@ -285,6 +292,53 @@ def test_commands_are_read_a_few_times_a_step(command_reads_per_step: int, step_
     assert host._read_pause_s == pause_s
 
 
+@pytest.mark.parametrize(
+    ("data", "cancelled"),
+    [(frame_message(b"no command"), {7, 8}), (LENGTH.pack(MAX_MESSAGE_BYTES + 1), {7}), (b"", {7})],
+    ids=["no command", "too long", "end"],
+)
+def test_gateway_that_ends_or_breaks_the_protocol_is_forgotten(
+    gateway: GatewayConnection,
+    host: EngineHost,
+    sent: list[Command],
+    sockets: tuple[socket.socket, socket.socket],
+    data: bytes,
+    cancelled: set[int],
+) -> None:
+    host.loop.sockets = CommandSockets()
+    host.loop.sockets.add(sockets[0], lambda: host._read_gateway(gateway, sockets[0], splitter))
+    splitter, (first, second) = MessageSplitter(), (SpeechRequest(request_id=name) for name in "ab")
+    sockets[1].sendall(encode(SubmitRequest(7, first)) + encode(SubmitRequest(8, second))[:-3])
+    assert host.loop.sockets.poll(0.0)
+    assert [type(command) for command in sent] == [SubmitRequest]
+    if data:
+        sockets[1].sendall(encode(SubmitRequest(8, second))[-3:] + data)
+    else:
+        sockets[1].close()
+    assert host.loop.sockets.poll(1.0)
+    epochs = {command.epoch for command in sent if isinstance(command, CancelRequest)}
+    assert epochs == {1 << EPOCH_BITS | epoch for epoch in cancelled}
+    assert not host.gateways
+    assert sockets[0].fileno() == -1
+    assert not host.loop.sockets.poll(0.0), "it is not looked at any more"
+    host.loop.sockets.close()
+
+
+def test_wait_for_sockets_ends_when_woken() -> None:
+    sockets = CommandSockets()
+    assert not sockets.poll(0.001)
+    waking = threading.Timer(0.01, sockets.wake)
+    waking.start()
+    assert sockets.poll(60.0)
+    waking.join()
+    for _ in range(100_000):
+        sockets.wake()
+    while sockets.poll(0.0):
+        pass
+    sockets.close()
+    sockets.wake()
+
+
 def read(connection: socket.socket, num_bytes: int) -> bytes:
     data = bytearray()
     while len(data) < num_bytes:
@@ -311,6 +365,22 @@ def test_abandoned_recording_leaves_the_queue(gateway: GatewayConnection) -> Non
     host.encoding._executor.shutdown(wait=True)
     assert heard == ["0", "2"]
     assert gateway.encodings == {}
+
+
+def test_recording_is_checked_on_the_encoding_thread() -> None:
+    checked_on = list[str]()
+
+    def encode_voice(sample: ReferenceAudio) -> ClonedVoice:
+        checked_on.append(threading.current_thread().name)
+        return ClonedVoice(embedding=b"")
+
+    host = EngineHost(cast(Any, None), INFO, EngineConfig(), encode_voice)
+    assert host.encoding is not None
+    good, bad = (host.encoding.submit(ReferenceAudio(pcm=pcm, transcript="a")) for pcm in (SECOND, b""))
+    assert good.result(60.0) == ClonedVoice(embedding=b"")
+    assert isinstance(bad.exception(60.0), InvalidRequest)
+    assert len(checked_on) == 1
+    host.encoding.close()
 
 
 def test_refused_recording_error_names_its_field() -> None:

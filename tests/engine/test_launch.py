@@ -123,6 +123,23 @@ async def test_many_streams_each_equal_their_solo_run(shape: ChecksumFamily, eng
     await all_free(engine, *streams)
 
 
+@pytest.mark.parametrize("is_on_engine_thread", [True, False])
+async def test_commands_are_read_on_the_engines_thread_or_their_own(
+    shape: ChecksumFamily, switch: Switch, is_on_engine_thread: bool
+) -> None:
+    engine = make(shape, switch, commands_on_engine_thread=is_on_engine_thread)
+    await engine.start()
+    reading = [thread for thread in threading.enumerate() if thread.name == "voicewire-gateway-read"]
+    assert len(reading) == (not is_on_engine_thread)
+    specs = [request(number) for number in range(10)]
+    streams = [engine.submit(spec) for spec in specs]
+    for spec, heard in zip(specs, await asyncio.gather(*map(listen, streams)), strict=True):
+        check_says(shape, heard, spec)
+    await all_free(engine, *streams)
+    await engine.aclose()
+    assert not any(thread.is_alive() for thread in reading)
+
+
 async def test_text_during_speech_gives_equal_codes(shape: ChecksumFamily, engine: EngineClient) -> None:
     spec = request(7, text="", text_closed=False)
     stream = engine.submit(spec)

@@ -26,7 +26,7 @@ from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.base import DecodedAudio
 from engine.runtime.codec_stage import CodecStage
-from engine.runtime.engine import COMMANDS_INTERVAL_S, COMMANDS_SHARE
+from engine.runtime.engine import COMMANDS_INTERVAL_S, COMMANDS_SHARE, MAX_COMMANDS
 from engine.runtime.request import Request
 from engine.runtime.runner import GraphRunner, Result, StepTimings
 from tests.engine.engine_harness import EngineHarness, check_takeover
@@ -278,6 +278,17 @@ def test_command_that_comes_during_a_frame_is_carried_out_beside_it(
         engine._launched_s = clock[0] = 0.0
         bench.step()
     assert read_at_s == [pytest.approx(0.4, abs=0.001)]
+
+
+def test_commands_without_end_do_not_stop_a_step(tiny_folder: Path) -> None:
+    bench = bench_with_a_frame_in_flight(tiny_folder)
+    num_read = itertools.count(1)
+    bench.engine.read_command = lambda: next(num_read) > 0
+    bench.step()
+    assert next(num_read) == MAX_COMMANDS + 1
+    bench.engine.read_command = lambda: False
+    bench.run()
+    bench.check_idle()
 
 
 def bench_with_a_frame_in_flight(folder: Path, **settings: Any) -> EngineHarness:
