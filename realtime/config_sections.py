@@ -121,6 +121,8 @@ class LimitSettings(SettingsSection, frozen=True):
     flush_first_packet: ClassVar[bool] = True
     # Process one chunk per event loop iteration, even if several are ready.
     one_chunk_per_loop_iteration: ClassVar[bool] = True
+    # Submit the first request of a response with its first text, before that is a whole word.
+    prepare_requests: ClassVar[bool] = True
     # Exclude objects that exist at the start from garbage collections.
     gc_freeze_on_start: ClassVar[bool] = True
     # Error of the engine's playback position above which it is corrected.

@@ -198,6 +198,8 @@ class SessionLimits:
     flush_first_packet: bool = True
     # Chunks of several responses that come together are made into packets one in each turn of the event loop.
     one_chunk_per_loop_iteration: bool = True
+    # The request of a response's first segment is submitted with its first text, before that is a whole word.
+    prepare_requests: bool = True
     # Playback is reported to the engine when its own estimate is off by more; 0 reports it with every chunk.
     playback_tolerance_ms: int = 10
     # Time to find heard text; after it, heard text is estimated with equal time for every character.

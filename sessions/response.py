@@ -100,6 +100,8 @@ class Response:
         # Of the task.
         self._producer: AudioProducer | None = None
         self._heard_task: asyncio.Task[None] | None = None
+        # There was text that is spoken, and the server has capacity for it.
+        self._has_words = False
         self._ended = asyncio.Event()
         self._terminal: ResponseFinished | None = None
         # Playout position at the end, at the engine's rate.
@@ -183,6 +185,7 @@ class Response:
         try:
             if text.strip():
                 self._on_text(self)
+                self._has_words |= any(map(str.isalnum, text))
             if text and not self.is_done:
                 self._account.charge_text(len(text))
         except (LimitExceeded, QuotaExceeded) as error:
@@ -216,6 +219,8 @@ class Response:
         self._read_text()
         if self._text.must_close_early(left_ms, now) and not self._is_replaying:
             self._text.close_early()
+        if self._has_words and not (self._text.closed or self._text.waiting) and self._queue.can_prepare:
+            self._queue.prepare()
         while self._text.waiting and self._may_begin(self._text.waiting[0], left_ms, now):
             item = self._text.pop()
             self._queue.begin(item)
@@ -450,7 +455,7 @@ class Response:
         await self._ended.wait()
         if self._task is not None:
             await asyncio.wait([self._task])
-            await self._queue.release()
+        await self._queue.release()
 
     def check_timeouts(self, now: float) -> None:
         """End the response if it has waited too long for anything. To be called now and then."""

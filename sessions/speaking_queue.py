@@ -14,7 +14,7 @@ from sessions.text_items import TextItem, TextSegment
 
 if TYPE_CHECKING:
     from engine.api import SpeechStream
-    from sessions.config import ResponseParams
+    from sessions.config import ResponseParams, SpeechSettings
     from sessions.response_output import ResponseOutput
     from sessions.session_services import SessionServices
     from sessions.styles import StyleResolver
@@ -48,6 +48,8 @@ class SpeakingQueue:
         self._on_event = on_event
         self._items: deque[TextItem] = deque()
         self._streams: list[SpeechStream] = []
+        # Request of the first segment, submitted before its text.
+        self._prepared: SpeechStream | None = None
 
     @property
     def current(self) -> TextItem | None:
@@ -78,6 +80,12 @@ class SpeakingQueue:
         return self._to_replay[0] if self._to_replay else None
 
     @property
+    def can_prepare(self) -> bool:
+        """True if nothing was submitted, and text alone is missing from the first request."""
+        is_new = not self._streams and not self._to_replay
+        return is_new and not self._is_burst and self._styles is None and self._services.limits.prepare_requests
+
+    @property
     def is_replaying(self) -> bool:
         """True while what is known is made again."""
         return bool(self._to_replay) or any(segment.num_bytes_to_replay for segment in self.segments)
@@ -86,6 +94,10 @@ class SpeakingQueue:
         """Return whether silence follows what is being spoken; ``waiting`` are the items that have not begun."""
         following = islice(chain(self._items, waiting), 1, None)
         return isinstance(next((item for item in following if not isinstance(item, MarkItem)), None), BreakItem)
+
+    def prepare(self) -> None:
+        """Submit the request of the first segment without text, so that the engine has it ready when its text comes."""
+        self._prepared = self._submit_request(self._settings, "", SpokenSegment(False), 0)
 
     def begin(self, item: TextItem) -> None:
         if isinstance(item, TextSegment):
@@ -105,22 +117,39 @@ class SpeakingQueue:
         known = segment.known or (self._to_replay.popleft() if self._to_replay else SpokenSegment(segment.closed))
         segment.number, segment.known = self.num_segments, known
         segment.num_bytes_to_replay = len(known.codes)
-        settings = self._settings if self._styles is None else self._styles.settings_for(segment.style)
+        if not self._use_prepared(segment):
+            settings = self._settings if self._styles is None else self._styles.settings_for(segment.style)
+            segment.stream = self._submit_request(settings, segment.text, known, segment.number)
+            if segment.closed and not known.is_text_closed:
+                segment.stream.end_input()
+        self.num_segments += 1
+
+    def _use_prepared(self, segment: TextSegment) -> bool:
+        """Give the text to the prepared request, unless the engine has refused it. A segment whose text is all there
+        gets another one, too: the layout differs."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.next_event() is not None:
+            return False
+        if segment.closed:
+            prepared.cancel()
+            return False
+        segment.stream = prepared
+        prepared.push_text(segment.text)
+        return True
+
+    def _submit_request(self, settings: SpeechSettings, text: str, known: SpokenSegment, number: int) -> SpeechStream:
         request = settings.create_request(
             f"{self._request_prefix}/{len(self._streams)}",
-            segment.text,
+            text,
             known.is_text_closed,
-            segment.number,
+            number,
             self._group,
             self._services.limits.min_engine_lead_ms,
             known.point,
             self._is_burst,
         )
-        segment.stream = self._services.engine.submit(request, self._on_event)
-        if segment.closed and not known.is_text_closed:
-            segment.stream.end_input()
-        self._streams.append(segment.stream)
-        self.num_segments += 1
+        self._streams.append(self._services.engine.submit(request, self._on_event))
+        return self._streams[-1]
 
     def report_playback(self, output: ResponseOutput) -> None:
         """Give the engine the listener's position in the segment that is being spoken."""

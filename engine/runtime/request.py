@@ -123,6 +123,8 @@ class Request:
     loop: LoopGuard
     prefix_key: Hashable | None
     submitted_s: float
+    # When its first text came.
+    first_text_s: float
     # By the text so far.
     frame_cap: int
     phase: RequestPhase = RequestPhase.WAITING
@@ -177,9 +179,9 @@ class Request:
         return 0.0 if dry_at_s is None else dry_at_s
 
     def timings(self) -> RequestTimings | None:
-        """Return the parts of the time to the first chunk; ``None`` while one of them is not known."""
+        """Return the parts of the time from the first text to the first chunk; ``None`` while one is not known."""
         moments = (self.submitted_s, self.started_s, self.sampling_s, self.first_frame_s, self.first_chunk_s)
-        known = [moment_s for moment_s in moments if moment_s is not None]
+        known = [max(moment_s, self.first_text_s) for moment_s in moments if moment_s is not None]
         if len(known) < len(moments):
             return None
         return RequestTimings(*(1000 * (end_s - start_s) for start_s, end_s in pairwise(known)))

@@ -101,6 +101,7 @@ class RequestManager:
             raise RequestTooLong(
                 f"voice and instruct need {needed} positions; the cache holds {self.capacity}", "instruct"
             )
+        now_s = self.clock()
         return Request(
             spec=spec,
             epoch=epoch,
@@ -111,7 +112,8 @@ class RequestManager:
             silence=SilenceGuard(int(self.config.silence_limit_s * self.sample_rate), SILENCE_DBFS),
             loop=LoopGuard(self.config.loop_limit_frames, MAX_LOOP_PERIOD),
             prefix_key=self.model.prefix_key(row),
-            submitted_s=self.clock(),
+            submitted_s=now_s,
+            first_text_s=now_s,
             frame_cap=self.frame_cap(spec, row),
             resumption=self.resumption(spec),
             num_codes_sent=len(spec.resume.codes) // 2 if spec.resume and spec.is_takeover else 0,
@@ -136,6 +138,8 @@ class RequestManager:
         request = self.active.get(epoch)
         if request is None or request.row.text.closed:
             return
+        if not request.num_chars:
+            request.first_text_s = self.clock()
         request.num_chars += len(text)
         if request.num_chars > self.config.max_text_chars:
             limit = f"text has {request.num_chars} characters; one request takes {self.config.max_text_chars}"

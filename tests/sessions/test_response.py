@@ -10,19 +10,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.api import TextLayout
+from engine.api import EngineOverloaded, TextLayout
+from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import pcm_to_s16le
 from sessions.audio.segment_joiner import crossfade_join
 from sessions.audio_track import JOIN_MS
-from sessions.config import AudioFormat, Encoding, SpeechSettings
+from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
 from sessions.errors import TextInputClosed
 from sessions.events import FlushCompleted, ResponseAudio, ResponseStatus
 from sessions.registry import SessionRegistry
 from tests.fakes.engine import SAMPLE_RATE
 from tests.fakes.engine_script import FakeScript
 from tests.fakes.engine_stream import tone
-from tests.sessions.conftest import BURST, PACED, PCM, RecordingEngine, assert_all_free, read, reading_task
+from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RecordingEngine, assert_all_free, read, reading_task
 
 pytestmark = pytest.mark.virtual_time
 SENTENCE = "This is a sentence of middling length that says nothing much at all. "
@@ -95,10 +96,54 @@ async def test_first_word_goes_to_the_engine_with_its_space(registry: SessionReg
     response = registry.create(settings=PACED).create_response()
     for piece in ("Hel", "lo"):
         response.push_text(piece)
-        assert not engine.requests
+        assert engine.texts == [""], "the engine has a request, and nothing to say"
     response.push_text(" wor")
-    assert [request.text for request in engine.requests] == ["Hello "]
+    assert engine.texts == ["Hello "]
     response.cancel()
+
+
+async def test_prepared_request_is_freed_if_no_word_comes(registry: SessionRegistry, engine: RecordingEngine):
+    response = registry.create(settings=PACED).create_response(text="Hel")
+    assert engine.texts == [""]
+    response.cancel()
+    await response.released()
+    assert_all_free(engine)
+
+
+async def test_text_that_ends_with_its_first_word_gets_a_request_of_its_own(
+    registry: SessionRegistry, engine: RecordingEngine
+):
+    response = registry.create(settings=PACED).create_response(text="Hello")
+    response.end_input()
+    assert (await read(response)).done.status is ResponseStatus.COMPLETED
+    assert engine.texts == ["", "Hello"]
+    assert [request.text_closed for request in engine.requests] == [False, True]
+
+
+async def test_refused_prepared_request_is_submitted_once_more(registry: SessionRegistry, engine: RecordingEngine):
+    response = registry.create(settings=PACED).create_response(text="Hel")
+    engine.ever[0].refuse(EngineOverloaded("full", retry_after_ms=500))
+    response.push_text("lo there")
+    response.end_input()
+    assert (await read(response)).done.status is ResponseStatus.COMPLETED
+    assert engine.texts == ["", "Hello there"]
+
+
+@pytest.mark.parametrize("text", ["", " \n", "..."])
+async def test_no_request_is_prepared_without_a_letter(registry: SessionRegistry, engine: RecordingEngine, text: str):
+    registry.create(settings=PACED).create_response(text=text)
+    await asyncio.sleep(0.01)
+    assert not engine.ever
+
+
+async def test_requests_that_are_not_prepared_wait_for_a_word(engine: RecordingEngine):
+    limits = replace(LIMITS, session=SessionLimits(prepare_requests=False))
+    registry = SessionRegistry(engine, limits, make_aligner=UniformAligner)
+    response = registry.create(settings=PACED).create_response(text="Hel")
+    assert not engine.ever
+    response.push_text("lo there")
+    assert engine.texts == ["Hello "]
+    await registry.aclose()
 
 
 async def test_text_closed_at_start_is_passed_to_the_engine(registry: SessionRegistry, engine: RecordingEngine):

@@ -341,6 +341,21 @@ def test_first_chunk_has_the_parts_of_its_time(make_bench: MakeBench) -> None:
     assert min(msgspec.structs.astuple(two[0].timings)) >= 0
 
 
+def test_times_of_a_request_without_text_begin_with_its_text(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.step_s = 0.01
+    epoch = bench.submit(text="", max_frames=4)
+    bench.run()
+    bench.now_s += 5.0
+    bench.push_text(epoch, "hello world ")
+    bench.end_input(epoch)
+    bench.run()
+    timings = bench.heard[epoch].chunks[0].timings
+    assert timings is not None
+    assert timings.queue_ms == 0
+    assert sum(msgspec.structs.astuple(timings)) < 100
+
+
 def test_seed_repeats_speech_and_random_one_is_reported(make_bench: MakeBench) -> None:
     bench = make_bench(max_frames=8)
     free = say(bench, sampling=SamplingParams())
