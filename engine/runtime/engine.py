@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -229,9 +229,14 @@ class Engine:
     def read_beside_device(self) -> None:
         """Carry out commands until the device is done with the frame in flight: the step takes that long anyway, and
         what is done is not kept waiting. The device would wait for what came meanwhile and was not carried out."""
-        until_s = self._launched_s + COMMANDS_SHARE * self._frame_s.get(self._frame_kind, 0.0)
+        until_s, is_prepared = self._launched_s + COMMANDS_SHARE * self._frame_s.get(self._frame_kind, 0.0), False
         while not self.runner.is_done:
             if self.read_command():
+                is_prepared = False
+                continue
+            if not is_prepared:
+                self.prepare_newcomers()
+                is_prepared = True
                 continue
             left_s = until_s - self.requests.clock()
             if left_s <= 0.0:
@@ -239,6 +244,13 @@ class Engine:
             start = time.perf_counter()
             self.sleep(min(left_s, COMMANDS_INTERVAL_S))
             self.times.wait_s += time.perf_counter() - start
+
+    def prepare_newcomers(self) -> None:
+        """Do for requests that wait for their first step what the device would wait for in it."""
+        for request in self.scheduler.prepare(self.requests.clock()):
+            with suppress(Exception):  # its step reports it
+                self.runner.prepare(request)
+        self.runner.prefixes.flush()
 
     def collect(self) -> list[Result]:
         """Return the results of the frame in flight, and note how long it took if the host waited for it."""

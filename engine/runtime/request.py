@@ -169,6 +169,12 @@ class Request:
         return self.slot
 
     @property
+    def is_new(self) -> bool:
+        """Return whether it holds a slot, and nothing was computed of it."""
+        is_running = self.phase is RequestPhase.RUNNING and self.resumption is None
+        return is_running and not (self.row.num_computed or self.block_table)
+
+    @property
     def waits_for_text(self) -> bool:
         return self.parked and not self.has_new_text
 

@@ -75,6 +75,9 @@ class ModelRunner:
     def graph_keys(self) -> list[GraphKey]:
         return []
 
+    def prepare(self, request: Request) -> None:
+        """Do ahead of a request's first step what can be done then."""
+
     def run_work(self, work: ScheduledWork) -> None:
         row = work.request.row
         row.num_computed += work.count
@@ -307,8 +310,8 @@ class GraphRunner(ModelRunner):
         self.program.outputs.download(count)
         self._flight = InFlightStep(requests, DeviceEvent(self.device))
 
-    def stage_request(self, request: Request) -> None:
-        """Put what stays the same for a request in place, and the blocks it has by now."""
+    def prepare(self, request: Request) -> None:
+        """Put what stays the same for a request in place."""
         slot = request.held_slot
         if self._holders[slot] is not request:
             self.program.restore_row(slot, request.row)
@@ -319,7 +322,11 @@ class GraphRunner(ModelRunner):
                 self._constants[name][slot] = value
             # Once all is written: a row that raised here is tried again.
             self._holders[slot] = request
-        self.tables.update(slot, request.block_table)
+
+    def stage_request(self, request: Request) -> None:
+        """Put what stays the same for a request in place, and the blocks it has by now."""
+        self.prepare(request)
+        self.tables.update(request.held_slot, request.block_table)
 
     def collect(self, times: StepTimings) -> list[Result]:
         """The outcomes of the step in flight, once it has passed; of rows that go on alone."""

@@ -98,6 +98,17 @@ class Scheduler:
             self.preempt_for(starving, batch, now_s)
         return batch
 
+    def prepare(self, now_s: float) -> list[Request]:
+        """Admit requests, and find the inputs of those that wait for their first step; returns these."""
+        self.admit(now_s)
+        newcomers = [request for request in self.running if request.is_new]
+        if newcomers and not self.is_short_of_blocks:
+            for request in newcomers:
+                is_known = self.prefixes.num_positions(request.prefix_key) > 0
+                if is_known and self.is_runnable(request, now_s) and self.restore_prefix(request, may_grow=True):
+                    self.fetch_input(request)
+        return newcomers
+
     def without_awaited(self, rows: Iterator[Request]) -> Iterator[Request]:
         """Return the rows; none of them if a step would do no more than delay their first chunks."""
         awaited: list[Request] = []

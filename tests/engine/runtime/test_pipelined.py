@@ -205,6 +205,31 @@ def test_rows_that_come_and_go_equal_the_plain_engine(tiny_folder: Path, seed: i
     pipelined.check_idle()
 
 
+@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_rows_prepared_beside_a_frame_equal_the_plain_engine(
+    tiny_folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, pipelined = make_bench(tiny_folder, False), make_bench(tiny_folder, True)
+    monkeypatch.setattr(GraphRunner, "is_done", property(lambda runner: not runner.in_flight))
+    engine, num_prepared = pipelined.engine, 0
+    restore_prefix = engine.scheduler.restore_prefix
+
+    def restore_noted(request: Request, may_grow: bool) -> bool:
+        nonlocal num_prepared
+        num_prepared += engine.runner.in_flight
+        return restore_prefix(request, may_grow)
+
+    monkeypatch.setattr(engine.scheduler, "restore_prefix", restore_noted)
+    cancelled = random_life(plain, seed)
+    assert random_life(pipelined, seed) == cancelled
+    for row, heard in plain.heard.items():
+        if row not in cancelled:
+            assert pipelined.heard[row].reason == heard.reason
+            assert np.abs(pipelined.heard[row].pcm - heard.pcm).max(initial=0.0) < TOLERANCE
+    assert num_prepared
+    pipelined.check_idle()
+
+
 def test_request_during_the_wait_for_a_frame_is_in_the_next(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, late = make_bench(tiny_folder, True), list[Callable[[], object]]()
     first = bench.submit(text=TEXT, text_closed=True)
