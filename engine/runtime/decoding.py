@@ -6,7 +6,8 @@ import math
 import sys
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
+from operator import not_
 from typing import Protocol
 
 import numpy as np
@@ -187,10 +188,21 @@ class CallDecoding:
             chunks = self.stage.collect(num_calls)
         finally:
             self.host.times.decode_s += time.perf_counter() - start
-        self.host.emit(chunks)
-        if is_urgent:
-            self.host.hand_over()
+        first, others = self.split_first(chunks) if is_urgent else ([], chunks)
+        for some in (first, others):
+            self.host.emit(some)
+            if some and is_urgent:
+                self.host.hand_over()
         return len(chunks)
+
+    def split_first(self, chunks: Sequence[DecodedAudio]) -> tuple[list[DecodedAudio], list[DecodedAudio]]:
+        """First chunks, which leave before the others are looked at, and the others."""
+        if not self.host.config.send_first_chunks_at_once:
+            return [], list(chunks)
+        by_slot = self.host.scheduler.by_slot
+        requests = [by_slot.get(chunk.slot) for chunk in chunks]
+        is_first = [request is not None and request.first_chunk_s is None for request in requests]
+        return list(compress(chunks, is_first)), list(compress(chunks, map(not_, is_first)))
 
     def slack_s(self, request: Request, now_s: float) -> float:
         """A row at its lead gathers like any other: it plays on, and its next frame is due before it runs dry."""

@@ -614,7 +614,9 @@ def test_one_more_than_can_be_carried_is_refused(tiny_folder: Path) -> None:
     assert bench.heard[second].end.error.retry_after_ms
 
 
-def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[EngineHarness, list[list[set[str]]]]:
+def two_who_came_one_after_the_other(
+    folder: Path, by_call: bool, num_chunks: int = 3
+) -> tuple[EngineHarness, list[list[set[str]]]]:
     """Whose chunks were handed over together, in each step after the second has come."""
     bench = make_bench(folder, True, max_frames=60, min_frame_cap=60, emit_per_decode_call=by_call)
     handed: list[list[set[str]]] = [[]]
@@ -630,7 +632,7 @@ def two_who_came_one_after_the_other(folder: Path, by_call: bool) -> tuple[Engin
     bench.step_s = 0.01
     sampling = SamplingParams(seed=1, min_new_tokens=50)
     bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling, lead_ms=60_000)
-    bench.run(until=lambda: bench.request(1).num_chunks > 3)
+    bench.run(until=lambda: bench.request(1).num_chunks > num_chunks)
     bench.submit(text=TEXT, text_closed=True, max_frames=40, sampling=sampling, lead_ms=60_000)
     del handed[:-1]
     bench.run()
@@ -646,6 +648,12 @@ def test_first_chunk_is_decoded_alone_with_equal_samples(tiny_folder: Path) -> N
     assert [first | second] in all_at_once
     assert [second] in by_call, "the first has lead, and what it gets leaves with the step"
     assert [first, second] not in by_call
+
+
+def test_first_chunk_leaves_before_others_of_its_call(tiny_folder: Path) -> None:
+    _, handed = two_who_came_one_after_the_other(tiny_folder, by_call=True, num_chunks=0)
+    first_chunk = next(groups for groups in handed if {"r2"} in groups)
+    assert first_chunk == [{"r2"}, {"r1"}], "both have little lead"
 
 
 @pytest.mark.parametrize(
