@@ -51,6 +51,8 @@ class RoundDecoding:
     """Decodes in rounds of ``stage.step``, whose PCM leaves within the step."""
 
     graph_keys: Sequence[GraphKey] = ()
+    # Calls have been launched and not collected.
+    in_flight = False
 
     def __init__(self, stage: DecodeStage, host: DecodingHost) -> None:
         self.stage, self.host = stage, host
@@ -130,6 +132,10 @@ class CallDecoding:
 
     def __init__(self, stage: CodecStage, codec: GraphCodec, host: DecodingHost) -> None:
         self.stage, self.codec, self.host = stage, codec, host
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self.stage.calls)
 
     @property
     def graph_keys(self) -> Sequence[GraphKey]:

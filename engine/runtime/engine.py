@@ -14,6 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
+from typing import NamedTuple
 
 import torch
 
@@ -52,6 +54,8 @@ MAX_WARM_UP_S = 2.0
 COMMANDS_SHARE = 0.85
 # Between two looks for commands and at the device.
 COMMANDS_INTERVAL_S = 0.0002
+# A frame is expected to take as long as the shortest of its kind, and a little more after each that took longer.
+FRAME_GROWTH = 1.02
 # Commands between two frames: gateways that send without end delay a step, and do not stop it. 1,200 listeners send
 # fewer in a step.
 MAX_COMMANDS = 2_000
@@ -61,11 +65,6 @@ RESERVED_BYTES = 6_144 * 2**20
 # Size of the pool for each running request; 80 s of speech take about 1,100.
 POSITIONS_PER_REQUEST = 1_024
 MAX_CACHED_PREFIX_POSITIONS = 2_048
-
-
-def frame_kind(batch: StepBatch) -> tuple[int, bool]:
-    """Frames of one kind take about as long: number of rows to the next power of two, and whether there are prompts."""
-    return len(batch).bit_length(), bool(batch.prefills)
 
 
 def kv_bytes(config: EngineConfig, device: torch.device) -> int:
@@ -89,6 +88,15 @@ def blocks_allowed(model: SpeechModel, config: EngineConfig, dtype: torch.dtype,
     """Return the number of blocks that are wanted, within the memory."""
     by_memory = kv_bytes(config, device) // PagedKV.block_bytes(model.kv_shape, config.block_size, dtype)
     return max(1, min(by_memory, wanted_blocks(model, config)))
+
+
+class FrameKind(NamedTuple):
+    """Frames of one kind take about as long on the device."""
+
+    # Of the number of rows.
+    num_bits: int
+    has_prompts: bool
+    is_beside_decoding: bool
 
 
 class Engine:
@@ -136,8 +144,8 @@ class Engine:
         # The batch in flight, and the time since it was run.
         self._flown: tuple[StepBatch, float] | None = None
         # When the frame in flight was launched; how long the last frame of each kind took, if the host waited for it.
-        self._launched_s, self._frame_kind = 0.0, (0, False)
-        self._frame_s: dict[tuple[int, bool], float] = {}
+        self._launched_s, self._frame_kind = 0.0, FrameKind(0, False, False)
+        self._frame_s: dict[FrameKind, float] = {}
         # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
         self.retry_s = 0.0
 
@@ -206,7 +214,8 @@ class Engine:
         run_s = self.requests.clock()
         self.process_results(self.runner.run(batch, self.times))
         if len(batch):
-            self._launched_s, self._frame_kind = self.requests.clock(), frame_kind(batch)
+            self._launched_s = self.requests.clock()
+            self._frame_kind = FrameKind(len(batch).bit_length(), bool(batch.prefills), self.decoding.in_flight)
         talker_s = self.requests.clock() - start
         num_chunks += self.decoding.decode(batch)
         self.retire_finished()
@@ -247,17 +256,21 @@ class Engine:
 
     def prepare_newcomers(self) -> None:
         """Do for requests that wait for their first step what the device would wait for in it."""
-        for request in self.scheduler.prepare(self.requests.clock()):
+        self.prepare_rows(self.scheduler.prepare(self.requests.clock()))
+        self.runner.prefixes.flush()
+
+    def prepare_rows(self, requests: Iterable[Request]) -> None:
+        for request in requests:
             with suppress(Exception):  # its step reports it
                 self.runner.prepare(request)
-        self.runner.prefixes.flush()
 
     def collect(self) -> list[Result]:
         """Return the results of the frame in flight, and note how long it took if the host waited for it."""
         is_waiting = not self.runner.is_done
         results = list(self.runner.collect(self.times))
         if is_waiting:
-            self._frame_s[self._frame_kind] = self.requests.clock() - self._launched_s
+            spent_s, expected_s = self.requests.clock() - self._launched_s, self._frame_s.get(self._frame_kind, inf)
+            self._frame_s[self._frame_kind] = min(spent_s, FRAME_GROWTH * expected_s)
         return results
 
     def process_results(self, results: Iterable[Result]) -> None:
