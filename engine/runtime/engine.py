@@ -209,6 +209,7 @@ class Engine:
         start += scheduled_s - read_s
         batch = self.scheduler.schedule(scheduled_s)
         batch.record_sampling(scheduled_s)
+        parked = list(self.scheduler.parked)
         self.requests.process_scheduled()
         num_chunks += self.decoding.emit_completed()
         run_s = self.requests.clock()
@@ -218,6 +219,7 @@ class Engine:
             self._frame_kind = FrameKind(len(batch).bit_length(), bool(batch.prefills), self.decoding.in_flight)
         talker_s = self.requests.clock() - start
         num_chunks += self.decoding.decode(batch)
+        self.prepare_rows(parked)
         self.retire_finished()
         made_progress = bool(len(batch) or results or num_chunks) or self.releases_or_decodes
         self.retry_s = 0.0 if made_progress else self.requests.clock() + STALL_RETRY_S

@@ -230,6 +230,19 @@ def test_rows_prepared_beside_a_frame_equal_the_plain_engine(
     pipelined.check_idle()
 
 
+def test_request_without_text_is_prepared_at_an_idle_engine(tiny_folder: Path) -> None:
+    bench = make_bench(tiny_folder, True)
+    epoch = bench.submit(text="", layout=TextLayout.STREAMING)
+    bench.run()
+    request, runner = bench.request(epoch), bench.engine.runner
+    assert isinstance(runner, GraphRunner)
+    assert runner._holders[request.held_slot] is request
+    bench.push_text(epoch, TEXT)
+    bench.end_input(epoch)
+    bench.run()
+    bench.check_idle()
+
+
 def test_request_during_the_wait_for_a_frame_is_in_the_next(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, late = make_bench(tiny_folder, True), list[Callable[[], object]]()
     first = bench.submit(text=TEXT, text_closed=True)
