@@ -213,7 +213,8 @@ def test_former_setting_is_refused_and_names_what_replaces_it(name: str, tmp_pat
 def test_debug_replaces_constants_here_and_in_gateways() -> None:
     flags = {"debug.constants.limits.flush_first_packet": "false", "debug.constants.calls.mark_timeout_s": 0.5}
     config = load_config(environment=DEBUG, flags=flags)
-    for each in (config, msgspec.json.decode(msgspec.json.encode(config), type=ServerConfig)):
+    copy = msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, gateways=2))
+    for each in (config, copy, msgspec.json.decode(msgspec.json.encode(config), type=ServerConfig)):
         assert (each.limits.flush_first_packet, each.calls.mark_timeout_s) == (False, 0.5)
     assert load_config().limits.flush_first_packet is True
 
