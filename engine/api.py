@@ -304,7 +304,7 @@ class RequestFinished:
     # Speech tokens drawn and left out, of models that hold themselves back in long silences.
     num_skipped_tokens: int = 0
     seed: int = 0
-    # From submit to the first step that held the request.
+    # From the first text to the first step that held the request; 0 if that was before.
     queue_ms: float = 0.0
     # From the first final text token to the first chunk, by the engine's clock.
     first_audio_ms: float | None = None

@@ -249,7 +249,7 @@ class RequestManager:
             num_text_tokens=len(request.row.text.ids),
             num_skipped_tokens=request.row.num_dropped,
             seed=request.seed,
-            queue_ms=1000 * (started - request.submitted_s),
+            queue_ms=1000 * max(0.0, started - request.first_text_s),
             first_audio_ms=self.ms_since_first_token(request, request.first_chunk_s),
             num_prompt_tokens=self.num_prompt_tokens(request),
             prompt_wait_ms=self.ms_since_first_token(request, request.prompt_ready_s),
