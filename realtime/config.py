@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from inspect import get_annotations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,8 +89,8 @@ def replace_constants(section: SettingsSection, values: Mapping[str, object]) ->
 def constants_of(section: type[SettingsSection]) -> Mapping[str, object]:
     """Return constants by name; what is derived from a setting has a property as its value."""
     # A copy of a configuration replaces constants once more, of classes that define nothing else.
-    section = next(kind for kind in section.__mro__ if kind.__annotations__)
-    fixed = {name for name, kind in section.__annotations__.items() if str(kind).startswith("ClassVar[")}
+    section = next((kind for kind in section.__mro__ if get_annotations(kind)), section)
+    fixed = {name for name, kind in get_annotations(section).items() if str(kind).startswith("ClassVar[")}
     return {name: value for name, value in vars(section).items() if name in fixed or isinstance(value, property)}
 
 

@@ -14,10 +14,12 @@ from realtime.config import (
     ServerConfig,
     allowed,
     constants,
+    constants_of,
     environment_name,
     load_config,
     settings,
 )
+from realtime.config_sections import SettingsSection
 from realtime.engine_factory import engine_options
 from realtime.integration_config import parse_address, parse_broker_url
 
@@ -217,6 +219,13 @@ def test_debug_replaces_constants_here_and_in_gateways() -> None:
     for each in (config, copy, msgspec.json.decode(msgspec.json.encode(config), type=ServerConfig)):
         assert (each.limits.flush_first_packet, each.calls.mark_timeout_s) == (False, 0.5)
     assert load_config().limits.flush_first_packet is True
+
+
+def test_section_without_settings_has_no_constants() -> None:
+    class EmptySettings(SettingsSection, frozen=True):
+        pass
+
+    assert constants_of(EmptySettings) == {}
 
 
 def test_debug_is_refused_in_production_and_with_unknown_names() -> None:
