@@ -45,7 +45,7 @@ MAX_UNREAD_S = 1.0
 
 
 class State(Enum):
-    # Takes text. The engine was given nothing: no task, no timer.
+    # Takes text. The engine was given none of it, at most a prepared request: no task, no timer.
     OPEN = auto()
     # The task generates and encodes segments; text may still come.
     SPEAKING = auto()
@@ -227,7 +227,7 @@ class Response:
             if isinstance(item, TextSegment):
                 self._totals.on_submitted(now)
             self._read_text()
-        self._next_check_s = self._text.next_check_s(left_ms, now, is_generating=self.is_generating)
+        self._next_check_s = self._text.next_check_s(left_ms, now, is_generating=bool(self._queue.segments))
 
     def _read_text(self) -> None:
         """Read on as far as needed; what this event loop iteration has no budget for is read in later ones."""
@@ -240,7 +240,7 @@ class Response:
     @property
     def is_generating(self) -> bool:
         """True while a request of the engine is held."""
-        return bool(self._queue.segments)
+        return self._queue.holds_request
 
     def _may_begin(self, item: TextItem, left_ms: float, now: float) -> bool:
         if isinstance(item, BreakItem) and not self._can_queue_audio:
@@ -455,7 +455,7 @@ class Response:
         await self._ended.wait()
         if self._task is not None:
             await asyncio.wait([self._task])
-        await self._queue.release()
+            await self._queue.release()
 
     def check_timeouts(self, now: float) -> None:
         """End the response if it has waited too long for anything. To be called now and then."""
@@ -488,6 +488,8 @@ class Response:
         self._text.stop()
         self._text_queue.leave(self)
         self._queue.cancel()
+        if self._task is None and self._queue.holds_streams:
+            self._task = asyncio.get_running_loop().create_task(self._queue.release(), name="release a request")
         self._alarm.set()
         self._output.wake_reader()
         self._ended.set()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from engine.api import SpeechError
 from sessions.checkpoint import SpokenSegment
 from sessions.clock import now_s
 from sessions.text.ssml.items import BreakItem, MarkItem
@@ -61,6 +63,16 @@ class SpeakingQueue:
         return [item for item in self._items if isinstance(item, TextSegment)]
 
     @property
+    def holds_request(self) -> bool:
+        """True while a segment is being spoken, or the request of the first one is prepared."""
+        return self._prepared is not None or bool(self.segments)
+
+    @property
+    def holds_streams(self) -> bool:
+        """True from the first request until ``release`` has ended."""
+        return bool(self._streams)
+
+    @property
     def is_full(self) -> bool:
         return len(self._items) >= MAX_BEGUN_ITEMS
 
@@ -96,8 +108,11 @@ class SpeakingQueue:
         return isinstance(next((item for item in following if not isinstance(item, MarkItem)), None), BreakItem)
 
     def prepare(self) -> None:
-        """Submit the request of the first segment without text, so that the engine has it ready when its text comes."""
-        self._prepared = self._submit_request(self._settings, "", SpokenSegment(False), 0)
+        """Submit the request of the first segment without text, so that the engine has it ready when its text comes.
+
+        The caller checks ``can_prepare``, which stays true if the engine takes no request now."""
+        with suppress(SpeechError):
+            self._prepared = self._submit_request(self._settings, "", SpokenSegment(False), 0)
 
     def begin(self, item: TextItem) -> None:
         if isinstance(item, TextSegment):
@@ -125,12 +140,12 @@ class SpeakingQueue:
         self.num_segments += 1
 
     def _use_prepared(self, segment: TextSegment) -> bool:
-        """Give the text to the prepared request, unless the engine has refused it. A segment whose text is all there
-        gets another one, too: the layout differs."""
+        """Give the text to the prepared request. Not if the engine has refused it, nor if the text is complete: its
+        layout differs."""
         prepared, self._prepared = self._prepared, None
-        if prepared is None or prepared.next_event() is not None:
+        if prepared is None:
             return False
-        if segment.closed:
+        if segment.closed or prepared.next_event() is not None:
             prepared.cancel()
             return False
         segment.stream = prepared
@@ -170,5 +185,6 @@ class SpeakingQueue:
             await stream.released()
         for segment in self.segments:
             segment.stream = None
+        self._prepared = None
         self._streams.clear()
         self._items.clear()

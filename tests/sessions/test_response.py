@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from engine.api import EngineOverloaded, TextLayout
+from engine.api import EngineOverloaded, ResumePoint, TextLayout
 from sessions.alignment.uniform_aligner import UniformAligner
 from sessions.audio.opus import OpusEncoder
 from sessions.audio.pcm import pcm_to_s16le
 from sessions.audio.segment_joiner import crossfade_join
 from sessions.audio_track import JOIN_MS
-from sessions.config import AudioFormat, Encoding, SessionLimits, SpeechSettings
+from sessions.checkpoint import Replay, SpokenSegment
+from sessions.config import AudioFormat, Encoding, Markup, SessionLimits, SpeechSettings
 from sessions.errors import TextInputClosed
 from sessions.events import FlushCompleted, ResponseAudio, ResponseStatus
 from sessions.registry import SessionRegistry
-from tests.fakes.engine import SAMPLE_RATE
+from sessions.session import Session
+from tests.fakes.engine import SAMPLE_RATE, FakeSpeechEngine
 from tests.fakes.engine_script import FakeScript
 from tests.fakes.engine_stream import tone
 from tests.sessions.conftest import BURST, LIMITS, PACED, PCM, RecordingEngine, assert_all_free, read, reading_task
@@ -115,6 +118,8 @@ async def test_text_that_ends_with_its_first_word_gets_a_request_of_its_own(
 ):
     response = registry.create(settings=PACED).create_response(text="Hello")
     response.end_input()
+    await asyncio.sleep(2 * engine.step_s)
+    assert list(engine.streams.values()) == engine.ever[1:], "the prepared one is free"
     assert (await read(response)).done.status is ResponseStatus.COMPLETED
     assert engine.texts == ["", "Hello"]
     assert [request.text_closed for request in engine.requests] == [False, True]
@@ -129,11 +134,103 @@ async def test_refused_prepared_request_is_submitted_once_more(registry: Session
     assert engine.texts == ["", "Hello there"]
 
 
-@pytest.mark.parametrize("text", ["", " \n", "..."])
-async def test_no_request_is_prepared_without_a_letter(registry: SessionRegistry, engine: RecordingEngine, text: str):
-    registry.create(settings=PACED).create_response(text=text)
+async def test_prepared_request_that_has_an_event_is_freed(registry: SessionRegistry, engine: RecordingEngine):
+    engine.script_next(FakeScript(parks_first=True))
+    response = registry.create(settings=PACED).create_response(text="Hel")
+    await asyncio.sleep(0.01)
+    response.push_text("lo there this is ")
+    await asyncio.sleep(0.1)
+    assert engine.texts == ["", "Hello there this is "]
+    assert list(engine.streams.values()) == engine.ever[1:]
+    response.cancel()
+
+
+async def test_engine_that_is_down_at_the_first_letter_is_asked_again(
+    registry: SessionRegistry, engine: RecordingEngine
+):
+    engine.crash()
+    response = registry.create(settings=PACED).create_response(text="H")
+    response.push_text("el")
+    await engine.start()
+    assert not engine.ever
+    response.push_text("lo")
+    assert engine.texts == [""]
+    response.push_text(" there")
+    response.end_input()
+    assert (await read(response)).done.status is ResponseStatus.COMPLETED
+    assert engine.texts == ["Hello there"]
+
+
+async def test_prepared_request_speaks_the_first_segment_alone(registry: SessionRegistry, engine: RecordingEngine):
+    response = registry.create(settings=PACED).create_response(text="Hel")
+    response.push_text("lo there my friend. ")
+    response.flush()
+    response.push_text("And another ")
+    record, reading = reading_task(response)
+    await asyncio.sleep(10)
+    response.push_text("one.")
+    response.end_input()
+    await reading
+    assert record.done.status is ResponseStatus.COMPLETED
+    assert engine.texts == ["Hello there my friend. ", "And another one."]
+    assert [request.segment for request in engine.requests] == [0, 1]
+
+
+async def test_suspended_session_with_a_prepared_request_is_evicted():
+    engine = FakeSpeechEngine(num_slots=1, max_queued_requests=0)
+    await engine.start()
+    sessions: list[Session] = []
+
+    def evict(is_wanted: Callable[[Session], bool]) -> bool:
+        wanted = [session for session in sessions if is_wanted(session)]
+        for session in wanted:
+            session.detach()
+        return bool(wanted)
+
+    registry = SessionRegistry(engine, LIMITS, make_aligner=UniformAligner, evict=evict)
+    sessions.append(suspended := registry.create(settings=PACED, is_resumable=True))
+    suspended.create_response(text="H").suspend()
+    live = registry.create(settings=PACED).create_response(text="Hello there.", text_closed=True)
+    assert (await read(live)).done.status is ResponseStatus.COMPLETED
+    assert suspended.detached.is_set()
+    await registry.aclose()
+    assert_all_free(engine)
+
+
+async def test_response_without_a_word_is_released_with_its_request(registry: SessionRegistry, engine: RecordingEngine):
+    response = registry.create(settings=PACED).create_response(text="Hel")
+    response.cancel()
+    assert not response.is_released
+    await asyncio.sleep(2 * engine.step_s)
+    assert response.is_released
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("", PACED),
+        (" \n", PACED),
+        ("...", PACED),
+        ("Hel", BURST),
+        ("Hel", replace(PACED, markup=Markup.SSML)),
+    ],
+)
+async def test_no_request_is_prepared(
+    registry: SessionRegistry, engine: RecordingEngine, text: str, settings: SpeechSettings
+):
+    registry.create(settings=settings).create_response(text=text)
     await asyncio.sleep(0.01)
     assert not engine.ever
+
+
+async def test_no_request_is_prepared_for_what_is_spoken_again(registry: SessionRegistry, engine: RecordingEngine):
+    known = SpokenSegment(False, bytearray(8))
+    response = registry.create(settings=PACED).create_response(text="Hel", replay=Replay([known]))
+    assert not engine.ever
+    response.push_text("lo there")
+    assert [request.resume for request in engine.requests] == [ResumePoint(codes=bytes(8), num_samples=0)]
+    response.cancel()
 
 
 async def test_requests_that_are_not_prepared_wait_for_a_word(engine: RecordingEngine):
