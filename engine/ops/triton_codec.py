@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engine.ops.triton_early import wait_for_inputs
+from engine.ops.triton_early import fix_keys, wait_for_inputs
 
 INVERSE_PI = tl.constexpr(0.3183098861837907)
 PI = tl.constexpr(3.141592653589793)
@@ -24,6 +24,9 @@ def _sine_squared(angle):
 def _snake(x, frequency_ptr, gain_ptr, columns):
     frequency, gain = tl.load(frequency_ptr + columns)[None], tl.load(gain_ptr + columns)[None]
     return x + _sine_squared(x * frequency) * gain
+
+
+fix_keys(_sine_squared, _snake)
 
 
 @triton.jit

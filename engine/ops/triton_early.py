@@ -60,7 +60,7 @@ def start_next(EARLY: tl.constexpr) -> None:
 
 
 def fix_keys(*functions: object) -> None:
-    """Let Triton compute the keys of functions that kernels call.
+    """Let Triton compute the keys of functions that kernels call, callees before callers.
 
     Else a kernel's own key, by which its compiled code is found, depends on which kernel of the process came first.
     """
