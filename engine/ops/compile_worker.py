@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
-from multiprocessing import get_context
 
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -33,37 +31,78 @@ class TargetDriver:
         return f"{self.target.backend}:{self.target.arch}"
 
 
-def compile_kernel(module: str, name: str, specialization: str, target: list[str | int]) -> None:
-    # Triton keys its caches by device name, so a driver for each request costs nothing.
-    driver.set_active(TargetDriver(GPUTarget(*target)))
-    getattr(import_module(module), name).preload(specialization)
-
-
 def main() -> None:
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Triton prints what fails
-
-    def write(compiling: Future[bytes]) -> None:
-        with suppress(BrokenPipeError, BrokenProcessPool):  # the parent has ended, or one that compiles
-            os.write(answers, compiling.result())
-
-    with suppress(BrokenPipeError):
-        # What is imported and found out for the first one the others inherit.
-        os.write(answers, answer_of(0, sys.stdin.readline()))
-    with ProcessPoolExecutor(int(sys.argv[1]), get_context("fork"), os.close, (answers,)) as pool:
-        for number, line in enumerate(sys.stdin, 1):
-            pool.submit(answer_of, number, line).add_done_callback(write)
+    with suppress(BrokenPipeError):  # the parent has ended
+        answer_all(answers, sys.stdin, int(sys.argv[1]))
     os.close(answers)  # before Triton is taken down, which takes long
 
 
-def answer_of(number: int, line: str) -> bytes:
-    """Carry out a request; return its number and what went wrong, if anything."""
-    error = ""
+def answer_all(answers: int, lines: Iterable[str], max_forked: int) -> None:
+    """Answer the first request here and each other in a forked process, which inherits what the first one found out.
+
+    Here is answered as well what no process can be forked for and, at the end, what killed processes leave.
+    """
+    forked: dict[int, tuple[int, str]] = {}
+    left: list[tuple[int, str]] = []
+
+    def wait_for_one() -> None:
+        process, status = os.wait()
+        request = forked.pop(process)
+        if status:
+            left.append(request)
+
+    for number, line in enumerate(lines):
+        if len(forked) == max_forked:
+            wait_for_one()
+        with suppress(Exception):  # whoever answers tells
+            import_module(json.loads(line)[0])  # once for all
+        process = fork_answer(answers, number, line) if number else None
+        if process is None:
+            answer(answers, number, line)
+        else:
+            forked[process] = number, line
+    while forked:
+        wait_for_one()
+    for request in left:
+        answer(answers, *request)
+
+
+def fork_answer(answers: int, number: int, line: str) -> int | None:
+    """Fork a process that answers a request; return its id, or None if none can be forked."""
+    try:
+        process = os.fork()
+    except OSError:
+        return None
+    if process:
+        return process
+    try:
+        answer(answers, number, line)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def answer(answers: int, number: int, line: str) -> None:
+    # So few bytes are one piece, whichever process writes meanwhile.
+    os.write(answers, json.dumps((number, compile_request(line)[-500:])).encode() + b"\n")
+
+
+def compile_request(line: str) -> str:
+    """Return what went wrong, if anything."""
     try:
         compile_kernel(*json.loads(line))
-    except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"
-    return json.dumps((number, error)).encode() + b"\n"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def compile_kernel(module: str, name: str, specialization: str, target: list[str | int]) -> None:
+    """Compile a kernel for ``target``, unless Triton's cache has it."""
+    # Triton keys its caches by device name, so a driver for each request costs nothing.
+    driver.set_active(TargetDriver(GPUTarget(*target)))
+    getattr(import_module(module), name).preload(specialization)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Triton's compiler holds Python's lock, so that threads of one process take turns
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -53,7 +54,9 @@ class KernelNotCached(Exception):
 
 
 class CompileRequest(NamedTuple):
-    """A kernel by module and name, what Triton specializes it on, its GPU: backend, architecture, warp size; which."""
+    """A kernel by module and name, what Triton specializes it on, its GPU as backend, architecture, warp size, and the
+    device that loads it.
+    """
 
     module: str
     name: str
@@ -162,7 +165,7 @@ def record_requests(submit: Callable[[CompileRequest], None]) -> Iterator[Collec
     asked_for: set[Hashable] = set()
 
     def ask_for(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        key = kernel, *map(_kind, args), *options.items()
+        key = driver.active.get_current_device(), kernel, *map(_kind, args), *options.items()
         if key not in asked_for:
             asked_for.add(key)
             kernel.warmup(*args, grid=grid, **options)
@@ -199,27 +202,35 @@ def _kind(value: Any) -> Hashable:
 
 @contextmanager
 def compile_requests(on_compiled: Callable[[CompileRequest], None]) -> Iterator[Callable[[CompileRequest], None]]:
-    """Submit requests to processes; ``on_compiled`` gets each that is compiled, on a thread.
+    """Submit requests to processes; ``on_compiled`` gets each that is compiled, on a thread or while it is submitted.
 
     At the end all are compiled, or a warning tells how many are not.
     """
-    submitted: list[CompileRequest] = []
-    errors: dict[int, str] = {}
+    # What went wrong, if anything, by line: what several devices load is compiled once.
+    compilations: dict[str, Future[str]] = {}
+    in_order: list[Future[str]] = []
     process = start_processes()
     requests, answers = process.stdin, process.stdout
     assert requests is not None
     assert answers is not None
 
     def submit(request: CompileRequest) -> None:
-        submitted.append(request)
-        with suppress(BrokenPipeError):  # then there is no answer, either
-            requests.write(json.dumps(request[:4]).encode() + b"\n")
+        line = json.dumps(request[:4])
+        if line not in compilations:
+            compilations[line] = Future()
+            in_order.append(compilations[line])
+            with suppress(BrokenPipeError):  # then there is no answer, either
+                requests.write(line.encode() + b"\n")
+        compilations[line].add_done_callback(partial(tell, request))
+
+    def tell(request: CompileRequest, compiled: Future[str]) -> None:
+        if not compiled.result():
+            on_compiled(request)
 
     def read_answers() -> None:
-        for line in answers:
-            number, errors[number] = json.loads(line)
-            if not errors[number]:
-                on_compiled(submitted[number])
+        for answer in answers:
+            number, error = json.loads(answer)
+            in_order[number].set_result(error)
 
     reading = threading.Thread(target=read_answers, name="voicewire-compile", daemon=True)
     with ExitStack() as stack:
@@ -234,22 +245,25 @@ def compile_requests(on_compiled: Callable[[CompileRequest], None]) -> Iterator[
             if not isinstance(error, Exception) or isinstance(error, torch.OutOfMemoryError):
                 kill(process)  # the start is given up
             raise
-    if num_left := len(submitted) - list(errors.values()).count(""):
-        first = next(filter(None, errors.values()), "they have ended")
-        log.warning("%d of %d kernels were not compiled by processes: %s", num_left, len(submitted), first)
+    errors = [compiled.result() if compiled.done() else "they have ended" for compiled in in_order]
+    if failed := list(filter(None, errors)):
+        log.warning("%d of %d kernels were not compiled by processes: %s", len(failed), len(errors), failed[0])
 
 
 def start_processes() -> subprocess.Popen[bytes]:
     """Start one that forks others. Raises ``OSError``."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*WORKER_COMMAND, str(min(MAX_PROCESSES, available_cores()))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
-        pipesize=PIPE_BYTES,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         process_group=0,  # to kill all; and Ctrl-C is for this process
     )
+    assert process.stdin is not None
+    with suppress(OSError):  # the user's pipes may have their limit
+        fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return process
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,25 @@ def test_all_processes_are_killed_at_the_end(workers: Callable[[str], None], tmp
         time.sleep(0.01)
 
 
+def test_where_no_pipe_may_be_that_large_processes_compile(
+    workers: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbid(*_: object) -> None:
+        raise PermissionError
+
+    workers("input(); print('[0, \"\"]', flush=True)")
+    monkeypatch.setattr("fcntl.fcntl", forbid)
+    assert compile_all([REQUEST]) == [REQUEST]
+
+
+def test_what_two_devices_load_is_compiled_once(workers: Callable[[str], None]) -> None:
+    workers("import sys\nfor number, line in enumerate(sys.stdin): print(f'[{number}, \"\"]', flush=True)")
+    wanted = [request._replace(device=device) for request in REQUESTS for device in (0, 1)]
+    assert sorted(compile_all([*wanted[::2], *wanted[1::2]])) == wanted
+    workers("import sys; lines = list(sys.stdin); print(f'[0, \"{len(lines)} lines\"]', flush=True)")
+    assert compile_all(wanted[:2]) == []
+
+
 # -- with Triton, and without a GPU ------------------------------------------------------------------------------------
 
 
@@ -248,6 +268,33 @@ def test_what_is_loaded_is_not_asked_for_again(cache: Path, loaded: list[str]) -
         run_all()
 
 
+def test_a_kernel_is_loaded_on_each_device_that_launches_it(
+    cache: Path, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime import driver
+
+    def launch_on_both() -> None:
+        for device in ("one", "other"):
+            monkeypatch.setattr(driver.active, "get_current_device", partial(str, device))
+            launch_some()
+
+    with record_requests(print) as requests:
+        launch_on_both()
+    names = ("swiglu_kernel", "norm_kernel")
+    found = [(request.device, request.name) for request in requests]
+    assert found == [(device, name) for device in ("one", "other") for name in names]
+    assert compile_kernels(launch_on_both)
+    assert sorted(loaded) == sorted(2 * names)
+
+
+def test_one_kernel_that_is_not_compiled_is_told(
+    cache: Path, loaded: list[str], workers: Callable[[str], None]
+) -> None:
+    workers("input(); print('[0, \"\"]', flush=True)")
+    assert not compile_kernels(launch_some)
+    assert loaded == ["swiglu_kernel"]
+
+
 def test_a_worker_compiles_without_torch(cache: Path) -> None:
     requests: list[CompileRequest] = []
     with record_requests(requests.append):
@@ -317,6 +364,103 @@ def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(cache: Path, capl
     assert num_compiled(cache) == 1
     assert "1 of 2 kernels were not compiled by processes: " in caplog.text
     assert "no_kernel" in caplog.text
+
+
+@pytest.fixture
+def slow_workers(workers: Callable[[str], None], tmp_path: Path) -> Path:
+    """Forked processes wait for each other; each leaves its id in the folder returned."""
+    pytest.importorskip("triton")
+    folder = tmp_path / "compiling"
+    folder.mkdir()
+    workers(f"""
+import os, time
+from pathlib import Path
+from engine.ops import compile_worker
+
+def compile_kernel(module, name, *_):
+    if name != {REQUESTS[0].name!r} and os.getpid() != main_process:
+        Path({str(folder)!r}, str(os.getpid())).touch()
+        while len(list(Path({str(folder)!r}).iterdir())) < 3:
+            time.sleep(0.01)
+
+main_process = os.getpid()
+compile_worker.compile_kernel = compile_kernel
+compile_worker.main()
+""")
+    return folder
+
+
+@pytest.mark.parametrize(("victim", "num_left"), [("first", 1), ("forked", 0)])
+def test_of_a_killed_process_nothing_is_left(
+    slow_workers: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, victim: str, num_left: int
+) -> None:
+    monkeypatch.setattr(parallel_compile, "available_cores", lambda: 2)
+    compiled: list[CompileRequest] = []
+    with compile_requests(compiled.append) as submit:
+        for request in REQUESTS[:4]:
+            submit(request)
+        while len(forked := [int(path.name) for path in slow_workers.iterdir()]) < 2:
+            time.sleep(0.01)
+        first = psutil.Process(forked[0]).ppid()
+        psutil.Process(first if victim == "first" else forked[0]).kill()
+        if victim == "first":
+            (slow_workers / "nobody").touch()
+    assert len(compiled) == 4 - num_left
+    assert ("they have ended" in caplog.text) == (num_left > 0)
+    while any(map(psutil.pid_exists, [first, *forked])):  # what has lost its parent is not waited for
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_forks", [0, 1])
+def test_what_no_process_can_be_forked_for_the_first_one_compiles(
+    workers: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, num_forks: int
+) -> None:
+    pytest.importorskip("triton")
+    workers(f"""
+import os
+from engine.ops import compile_worker
+
+def fork_once(real=os.fork, forks=[]):
+    if len(forks) == {num_forks}:
+        raise BlockingIOError
+    forks.append(None)
+    return real()
+
+os.fork = fork_once
+compile_worker.compile_kernel = print
+compile_worker.main()
+""")
+    monkeypatch.setattr(parallel_compile, "available_cores", lambda: 4)
+    assert sorted(compile_all(REQUESTS)) == REQUESTS
+
+
+def test_no_kernel_depends_in_its_key_on_those_before_it() -> None:
+    pytest.importorskip("triton")
+    program = """
+import gc, pkgutil
+from importlib import import_module
+from engine import ops
+from triton.runtime.jit import JITFunction
+
+for module in pkgutil.iter_modules(ops.__path__):
+    if module.name.startswith("triton_"):
+        import_module("engine.ops." + module.name)
+functions = [found for found in gc.get_objects() if isinstance(found, JITFunction)]
+kernels = [found for found in functions if found.__name__.endswith("_kernel")]
+without_key = [function for function in functions if function.hash is None]
+
+def keys(kernels):
+    for function in without_key:
+        function.hash, function.used_global_vals = None, {}
+    return {kernel.__name__: kernel.cache_key for kernel in kernels}
+
+forward, backward = keys(kernels), keys(kernels[::-1])
+assert len(kernels) == len(forward) > 20
+print([name for name in forward if forward[name] != backward[name]])
+"""
+    command, environment = [sys.executable, "-P", "-c", program], child_environment()
+    environment.pop("TRITON_INTERPRET", None)
+    assert subprocess.check_output(command, env=environment, text=True) == "[]\n"
 
 
 def test_a_worker_ends_quietly_if_nobody_reads_its_answer(cache: Path) -> None:
