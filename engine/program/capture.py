@@ -31,7 +31,7 @@ def bucket_for(buckets: Sequence[int], count: int) -> int:
 class GraphSet:
     """Computations by key over static buffers; all share one memory pool.
 
-    ``capture`` runs a computation once, unless it has run, over whatever the buffers hold, and records it: at start,
+    ``capture`` runs a computation once, unless ``has_run``, over whatever the buffers hold, and records it: at start,
     when they hold dummy rows. A key that was not captured then runs eagerly on first use and is captured on the next.
     """
 
