@@ -255,7 +255,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
 class RequestTimings(msgspec.Struct, frozen=True, array_like=True):
     """Milliseconds from a request's first text to its first chunk, by the engine's clock, in consecutive parts."""
 
-    # Until the first step that held it.
+    # Until it had a slot.
     queue_ms: float
     # Until the step that sampled its first frame.
     prefill_ms: float

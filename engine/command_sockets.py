@@ -25,7 +25,7 @@ class CommandSockets:
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
 
     def add(self, connection: socket.socket, read: Callable[[], None]) -> None:
-        """Have ``read`` called when something has come, on any thread. It must not wait, and not raise."""
+        """Have ``read`` called when something has come; it must not wait, and not raise. Any thread may call this."""
         self._selector.register(connection, selectors.EVENT_READ, read)
 
     def remove(self, connection: socket.socket) -> None:

@@ -148,7 +148,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     commands_on_engine_thread: bool = True
     # Reads of the commands of each gateway that has a thread, per step; 0 reads them at once.
     command_reads_per_step: int = 4
-    # Carry out commands also while the device computes; off does so behind the wait for it alone.
+    # Carry out commands and prepare newcomers also while the device computes; off does so behind the wait for it alone.
     commands_beside_device: bool = True
     # Capture graphs, and warm up larger batches, on first use instead of at the start.
     lazy_graph_capture: bool = False

@@ -139,6 +139,8 @@ class EngineHost:
 
     def stop(self) -> None:
         """End the engine and its connections; returns when the step and the encoding in flight are done."""
+        with self._attaching:  # from here on no gateway is added to what the loop reads
+            self._ended.set()
         self.loop.stop()
         with self._attaching:
             readers = [gateway.reading for gateway in list(self.gateways.values())]
@@ -146,7 +148,8 @@ class EngineHost:
         for reader in filter(None, readers):  # the last to queue recordings
             reader.join()
         self.loop.join()
-        self._end_gateways()
+        with self._attaching:
+            self._end_gateways()
         if self.encoding is not None:
             self.encoding.close()
 
@@ -223,7 +226,7 @@ class EngineHost:
 
     def _end_gateway(self, gateway: GatewayConnection) -> None:
         """Forget a gateway that has left, and what it asked for."""
-        del self.gateways[gateway.number]
+        self.gateways.pop(gateway.number, None)
         gateway.close_when_sent()
         for encoding in list(gateway.encodings.values()):
             encoding.cancel()

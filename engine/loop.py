@@ -54,6 +54,8 @@ class VoiceEncodingThread:
 
 
 MAX_WAIT_S = 60.0
+# Of sockets for a command: a long message comes in parts, which do not wait for a step each.
+MAX_READS = 16
 # Once nothing has been asked for so long, free memory is handed back to the system.
 IDLE_CLEANUP_AFTER_S = 0.5
 
@@ -67,7 +69,7 @@ class EngineLoop:
     """
 
     engine: Engine
-    # Read within a step and between steps; what reads them sends commands. From ``start`` on.
+    # Connections of gateways, read within a step and between steps. There from ``start`` on.
     sockets: CommandSockets
 
     def __init__(
@@ -173,8 +175,9 @@ class EngineLoop:
 
     def _read_command(self) -> bool:
         """Carry out a command that is there or can be read. Returns False if there is none."""
-        if not self._commands:
-            self.sockets.poll(0.0)
+        for _ in range(MAX_READS):
+            if self._commands or not self.sockets.poll(0.0):
+                break
         return self._process_next_command()
 
     def _process_next_command(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -56,9 +57,10 @@ COMMANDS_SHARE = 0.85
 COMMANDS_INTERVAL_S = 0.0002
 # A frame is expected to take as long as the shortest of its kind, and a little more after each that took longer.
 FRAME_GROWTH = 1.02
-# Commands between two frames: gateways that send without end delay a step, and do not stop it. 1,200 listeners send
-# fewer in a step.
+# Commands between two frames, by number and time: gateways that send without end delay a step, and do not stop it.
+# 1,200 listeners send fewer in a step.
 MAX_COMMANDS = 2_000
+MAX_COMMANDS_S = 0.02
 CPU_KV_BYTES = 512 * 2**20
 # Left free on CUDA for the workspace of the graphs.
 RESERVED_BYTES = 6_144 * 2**20
@@ -143,7 +145,7 @@ class Engine:
         self._prefix_keys: dict[str, Hashable] = {}
         # The batch in flight, and the time since it was run.
         self._flown: tuple[StepBatch, float] | None = None
-        # When the frame in flight was launched; how long the last frame of each kind took, if the host waited for it.
+        # When the frame in flight was launched; how long a frame of each kind is expected to take.
         self._launched_s, self._frame_kind = 0.0, FrameKind(0, False, False)
         self._frame_s: dict[FrameKind, float] = {}
         # The last step got nowhere, for rows at their lead held the blocks: no use in another before this time.
@@ -209,7 +211,8 @@ class Engine:
         start += scheduled_s - read_s
         batch = self.scheduler.schedule(scheduled_s)
         batch.record_sampling(scheduled_s)
-        parked = list(self.scheduler.parked)
+        # A resumed row is restored once its codes are forced, when it goes on.
+        parked = [request for request in self.scheduler.parked if request.resumption is None]
         self.requests.process_scheduled()
         num_chunks += self.decoding.emit_completed()
         run_s = self.requests.clock()
@@ -232,9 +235,10 @@ class Engine:
         self.record_step(batch, end - start)
 
     def read_commands(self) -> None:
-        """Carry out the commands that are there."""
+        """Carry out the commands that are there, up to a number and a time."""
+        until_s = self.requests.clock() + MAX_COMMANDS_S
         for _ in range(MAX_COMMANDS):
-            if not self.read_command():
+            if not self.read_command() or self.requests.clock() > until_s:
                 return
 
     def read_beside_device(self) -> None:
@@ -258,7 +262,8 @@ class Engine:
 
     def prepare_newcomers(self) -> None:
         """Do for requests that wait for their first step what the device would wait for in it."""
-        self.prepare_rows(self.scheduler.prepare(self.requests.clock()))
+        newcomers = self.scheduler.prepare(self.requests.clock())
+        self.prepare_rows(takewhile(lambda _: not self.runner.is_done, newcomers))
         self.runner.prefixes.flush()
 
     def prepare_rows(self, requests: Iterable[Request]) -> None:

@@ -102,11 +102,16 @@ class Scheduler:
         """Admit requests, and find the inputs of those that wait for their first step; returns these."""
         self.admit(now_s)
         newcomers = [request for request in self.running if request.is_new]
-        if newcomers and not self.is_short_of_blocks:
-            for request in newcomers:
-                is_known = self.prefixes.num_positions(request.prefix_key) > 0
-                if is_known and self.is_runnable(request, now_s) and self.restore_prefix(request, may_grow=True):
-                    self.fetch_input(request)
+        if not newcomers or self.is_short_of_blocks:
+            return newcomers
+        for request in newcomers:
+            if self.pool.num_free <= self.config.watermark_blocks:
+                break
+            is_known = self.prefixes.num_positions(request.prefix_key) > 0
+            if not is_known or not self.is_runnable(request, now_s) or not self.restore_prefix(request, may_grow=True):
+                continue
+            if not request.row.num_due:  # a preempted row has its inputs
+                self.fetch_input(request)
         return newcomers
 
     def without_awaited(self, rows: Iterator[Request]) -> Iterator[Request]:

@@ -32,6 +32,7 @@ from engine.command_sockets import CommandSockets
 from engine.config import EngineConfig
 from engine.gateway_connection import (
     MAX_UNSENT_BYTES,
+    READ_AHEAD_BYTES,
     WRITE_TOGETHER_BYTES,
     GatewayConnection,
     MessageSplitter,
@@ -321,6 +322,33 @@ def test_gateway_that_ends_or_breaks_the_protocol_is_forgotten(
     assert not host.gateways
     assert sockets[0].fileno() == -1
     assert not host.loop.sockets.poll(0.0), "it is not looked at any more"
+    following = socket.socketpair()  # one of them has the number of the one that was closed
+    for end in following:
+        host.loop.sockets.add(end, lambda: None)
+        end.close()
+    host.loop.sockets.close()
+
+
+def test_gateways_of_the_engines_thread_are_closed_with_it(
+    gateway: GatewayConnection, host: EngineHost, sent: list[Command], sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    host.on_exit = lambda error: None
+    host.on_engine_exit(RuntimeError("no memory"))
+    assert not host.gateways
+    assert sockets[0].fileno() == -1
+
+
+def test_long_message_is_read_within_one_look_for_commands(
+    gateway: GatewayConnection, host: EngineHost, sent: list[Command], sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    host.loop.sockets, splitter = CommandSockets(), MessageSplitter()
+    host.loop.sockets.add(sockets[0], lambda: host._read_gateway(gateway, sockets[0], splitter))
+    gateway.active.add(7)
+    message = encode(PushRequestText(7, "word " * 20_000))
+    assert len(message) > READ_AHEAD_BYTES
+    sockets[1].sendall(message)
+    host.loop._read_command()
+    assert [type(command) for command in sent] == [PushRequestText]
     host.loop.sockets.close()
 
 

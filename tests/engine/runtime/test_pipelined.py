@@ -752,3 +752,32 @@ def test_listener_with_lead_gets_large_chunks(tiny_folder: Path) -> None:
     assert not any(late[:-1])
     assert bench.now_s - started_s > 3.0
     assert bench.engine.times.num_steps < 250
+
+
+@pytest.mark.parametrize(
+    ("settings", "penalty"), [({}, 50.0), ({"sample_from_prefill": False}, None)], ids=["penalty", "last frame"]
+)
+@pytest.mark.parametrize("num_chars", [0, 12])
+def test_resumed_request_whose_text_comes_later_goes_on_as_before(
+    tiny_folder: Path, settings: dict[str, bool], penalty: float | None, num_chars: int
+) -> None:
+    """Its row is parked before its codes are forced, in a slot that another request has used."""
+    sampling = SamplingParams(seed=5, min_new_tokens=9, repetition_penalty=penalty)
+    spec = dict(layout=TextLayout.STREAMING, sampling=sampling)
+    whole, other = (make_bench(tiny_folder, True, **settings) for _ in range(2))
+    uncut = whole.heard[whole.submit(text=TEXT, text_closed=True, **spec)]
+    whole.run()
+    received = uncut.chunks[: len(uncut.chunks) // 2]
+    num_samples = received[-1].start_sample + len(received[-1].pcm)
+    point = ResumePoint(codes=b"".join(chunk.codes for chunk in received), num_samples=num_samples)
+    other.submit(text="another", text_closed=True, sampling=SamplingParams(seed=99, min_new_tokens=9))
+    other.run()
+    resumed = other.submit(text=TEXT[:num_chars], **spec, resume=point)
+    other.run()
+    other.push_text(resumed, TEXT[num_chars:])
+    other.end_input(resumed)
+    other.run()
+    found = other.heard[resumed]
+    assert found.reason == uncut.reason
+    pcm = np.concatenate([chunk.pcm for chunk in found.chunks])
+    np.testing.assert_allclose(pcm, uncut.pcm[num_samples:], rtol=0, atol=TOLERANCE)
