@@ -1,0 +1,1 @@
+"""A prototype: passes of the code predictor for one row, each in one launch."""
