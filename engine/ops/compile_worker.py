@@ -56,7 +56,7 @@ def answer_all(answers: int, lines: Iterable[str], max_forked: int) -> None:
     for number, line in enumerate(lines):
         if len(forked) == max_forked:
             wait_for_one()
-        with suppress(Exception):  # whoever answers tells
+        with suppress(Exception):  # the answer says what is wrong
             import_module(json.loads(line)[0])  # once for all
         process = fork_answer(answers, number, line) if number else None
         if process is None:
@@ -85,7 +85,7 @@ def fork_answer(answers: int, number: int, line: str) -> int | None:
 
 
 def answer(answers: int, number: int, line: str) -> None:
-    # So few bytes are one piece, whichever process writes meanwhile.
+    # A line that is short is written at once, and not mixed with that of another process.
     os.write(answers, json.dumps((number, compile_request(line)[-500:])).encode() + b"\n")
 
 

@@ -221,16 +221,17 @@ def compile_requests(on_compiled: Callable[[CompileRequest], None]) -> Iterator[
             in_order.append(compilations[line])
             with suppress(BrokenPipeError):  # then there is no answer, either
                 requests.write(line.encode() + b"\n")
-        compilations[line].add_done_callback(partial(tell, request))
+        compilations[line].add_done_callback(partial(report, request))
 
-    def tell(request: CompileRequest, compiled: Future[str]) -> None:
+    def report(request: CompileRequest, compiled: Future[str]) -> None:
         if not compiled.result():
             on_compiled(request)
 
     def read_answers() -> None:
         for answer in answers:
             number, error = json.loads(answer)
-            in_order[number].set_result(error)
+            if not in_order[number].done():  # a process may be killed right behind its answer
+                in_order[number].set_result(error)
 
     reading = threading.Thread(target=read_answers, name="voicewire-compile", daemon=True)
     with ExitStack() as stack:

@@ -404,7 +404,7 @@ def test_of_a_killed_process_nothing_is_left(
         first = psutil.Process(forked[0]).ppid()
         psutil.Process(first if victim == "first" else forked[0]).kill()
         if victim == "first":
-            (slow_workers / "nobody").touch()
+            (slow_workers / "none").touch()
     assert len(compiled) == 4 - num_left
     assert ("they have ended" in caplog.text) == (num_left > 0)
     while any(map(psutil.pid_exists, [first, *forked])):  # what has lost its parent is not waited for
