@@ -25,8 +25,9 @@ from engine.api import (
 from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.base import DecodedAudio
+from engine.runtime import engine as engine_module
 from engine.runtime.codec_stage import CodecStage
-from engine.runtime.engine import COMMANDS_INTERVAL_S, COMMANDS_SHARE, MAX_COMMANDS
+from engine.runtime.engine import COMMANDS_INTERVAL_S, COMMANDS_SHARE, MAX_COMMANDS, MAX_COMMANDS_S
 from engine.runtime.request import Request
 from engine.runtime.runner import GraphRunner, Result, StepTimings
 from tests.engine.engine_harness import EngineHarness, check_takeover
@@ -265,6 +266,7 @@ def test_commands_are_read_beside_a_frame_in_flight_until_it_is_done(
     tiny_folder: Path, is_beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes a second, and the frame two: what is done by then leaves before the others are read."""
+    monkeypatch.setattr(engine_module, "MAX_COMMANDS_S", 10.0)
     bench = bench_with_a_frame_in_flight(tiny_folder, commands_beside_device=is_beside)
     engine, clock, found = bench.engine, [0.0], list[str]()
     monkeypatch.setattr(engine.requests, "clock", lambda: clock[0])
@@ -285,6 +287,24 @@ def test_commands_are_read_beside_a_frame_in_flight_until_it_is_done(
     num_beside = 2 if is_beside else 0
     assert found == ["command"] * num_beside + ["emit"] + ["command"] * (5 - num_beside) + ["emit"] * 2
     assert engine.times.last_s == num_beside, "the time that the frame takes anyway, and no more"
+
+
+def test_commands_that_take_long_leave_others_to_the_next_step(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = bench_with_a_frame_in_flight(tiny_folder)
+    engine, clock, num_carried_out = bench.engine, [0.0], [0]
+    monkeypatch.setattr(engine.requests, "clock", lambda: clock[0])
+    monkeypatch.setattr(GraphRunner, "is_done", property(lambda runner: True))
+
+    def command() -> None:
+        num_carried_out[0] += 1
+        clock[0] += 0.6 * MAX_COMMANDS_S
+
+    engine.read_command = reader_of([command] * 5)
+    for number in (2, 4, 5):
+        bench.step()
+        assert num_carried_out[0] == number
 
 
 def test_command_that_comes_during_a_frame_is_carried_out_beside_it(
