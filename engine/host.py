@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -206,7 +207,7 @@ class EngineHost:
         except BlockingIOError:
             return
         except Exception as error:
-            log.warning("gateway %d: %s", gateway.number, error)
+            log_gateway_error(gateway.number, error)
             is_open = False
         if not is_open:
             self.loop.sockets.remove(connection)
@@ -219,8 +220,8 @@ class EngineHost:
                     self._execute_command(gateway, decode_command(payload))
                 if messages and (pause_s := self._read_pause_s):
                     time.sleep(pause_s)
-        except (OSError, msgspec.DecodeError, ValueError) as error:
-            log.warning("gateway %d: %s", gateway.number, error)
+        except Exception as error:
+            log_gateway_error(gateway.number, error)
         finally:
             self._end_gateway(gateway)
 
@@ -270,6 +271,8 @@ class EngineHost:
             check_request(request, self.info, self.config.max_text_chars)
         except Exception as error:
             described = error if isinstance(error, EngineError) else EngineError(type(error).__name__)
+            if described is not error:
+                log_internal_error("checking a request failed", error)
             end = RequestFinished(request.request_id, FinishReason.ERROR, error=described.info)
             gateway.send(*pack_events([(command.epoch, end), (command.epoch, RequestReleased(request.request_id))]))
             return False
@@ -320,9 +323,23 @@ def encoding_result(number: int, future: Future[ClonedVoice]) -> VoiceEncoded:
 def encoding_error(number: int, error: BaseException) -> VoiceEncoded:
     """Describe an unexpected exception by its type alone."""
     if not isinstance(error, EngineError):
-        log.error("voice encoding failed: %s", type(error).__name__)
+        log_internal_error("voice encoding failed", error)
         error = EngineError(f"encoding failed: {type(error).__name__}")
     return VoiceEncoded(number, error=error.info)
+
+
+def log_gateway_error(number: int, error: Exception) -> None:
+    """Log why a gateway's connection ends: it broke, what came was invalid, or the engine has a fault."""
+    if isinstance(error, OSError | msgspec.DecodeError | ValueError):
+        log.warning("gateway %d: %s", number, error)
+    else:
+        log_internal_error(f"reading gateway {number} failed", error)
+
+
+def log_internal_error(event: str, error: BaseException) -> None:
+    """Log type and frames of an exception that nothing raises on purpose."""
+    # Its message may quote a client, and the log of an engine process is not redacted.
+    log.error("%s: %s\n%s", event, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)).rstrip())
 
 
 class ProgressHandler(logging.Handler):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 import sys
 import threading
@@ -327,6 +328,59 @@ def test_gateway_that_ends_or_breaks_the_protocol_is_forgotten(
         host.loop.sockets.add(end, lambda: None)
         end.close()
     host.loop.sockets.close()
+
+
+@pytest.mark.parametrize("has_thread", [False, True])
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [(KeyError("what a client said"), logging.ERROR), (ValueError("epoch is 0"), logging.WARNING)],
+    ids=["internal error", "invalid message"],
+)
+def test_error_in_a_command_ends_its_gateway_and_is_logged(
+    gateway: GatewayConnection,
+    host: EngineHost,
+    sockets: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    has_thread: bool,
+    error: Exception,
+    level: int,
+) -> None:
+    def fail(command: Command) -> None:
+        if not isinstance(command, CancelRequest):
+            raise error
+
+    monkeypatch.setattr(host.loop, "send", fail)
+    sockets[1].sendall(encode(SubmitRequest(7, SpeechRequest(request_id="r"))))
+    if has_thread:
+        host._serve_gateway(gateway)
+    else:
+        host.loop.sockets = CommandSockets()
+        host.loop.sockets.add(sockets[0], lambda: host._read_gateway(gateway, sockets[0], MessageSplitter()))
+        host.loop.sockets.poll(1.0)
+        host.loop.sockets.close()
+    assert not host.gateways
+    (record,) = caplog.records
+    assert record.levelno == level
+    for part in ("KeyError", "in fail"):
+        assert (part in record.getMessage()) == (level == logging.ERROR)
+    assert "what a client said" not in caplog.text
+
+
+def test_internal_error_in_a_check_is_logged_without_its_message(
+    gateway: GatewayConnection,
+    host: EngineHost,
+    sent: list[Command],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(host, "info", object())
+    host._execute_command(gateway, SubmitRequest(7, SpeechRequest(request_id="r", text="what a client said")))
+    assert not sent
+    (record,) = caplog.records
+    assert "AttributeError" in record.getMessage()
+    assert "in check_request" in record.getMessage()
+    assert "has no attribute" not in caplog.text
 
 
 def test_gateways_of_the_engines_thread_are_closed_with_it(
