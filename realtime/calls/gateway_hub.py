@@ -110,6 +110,8 @@ class GatewayHub:
         try:
             while (line := await reader.readline()).endswith(b"\n"):
                 self._forward(number, line)
+        except ConnectionError:
+            pass  # the gateway has left: another one's end was sent to it meanwhile, or is unread
         except (OSError, ValueError):
             log.warning("a gateway's line to the exchange broke")
         finally:

@@ -62,8 +62,9 @@ PATIENCE_S = 120.0
 
 
 class Served:
-    def __init__(self, process: subprocess.Popen[bytes], certificate: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], certificate: Path, log: Path) -> None:
         assert process.stdout is not None
+        self.log = log
         self.process = psutil.Process(process.pid)
         self.tls_url = wire_address(process.stdout, "tls").removesuffix("/v1/speech")
         self.url = wire_address(process.stdout).removesuffix("/v1/speech")
@@ -139,15 +140,17 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*command, "--gateways", str(NUM_GATEWAYS), "--set", f"limits.max_connections={MAX_CONNECTIONS}"]
 
 
-def start_server(command: list[str], **environment: str) -> subprocess.Popen[bytes]:
+def start_server(command: list[str], log: Path = Path(os.devnull), **environment: str) -> subprocess.Popen[bytes]:
     environment |= {"VOICEWIRE_DEBUG": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | environment)
+    with log.open("wb") as stderr:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=os.environ | environment)
 
 
 @pytest.fixture(scope="module")
-def served(command: list[str]) -> Iterator[Served]:
-    with start_server(command) as process:
-        yield Served(process, Path(command[command.index("--tls-certificate") + 1]))
+def served(command: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    with start_server(command, log) as process:
+        yield Served(process, Path(command[command.index("--tls-certificate") + 1]), log)
         process.terminate()
 
 
@@ -360,6 +363,7 @@ async def test_a_limit_holds_for_all_gateways_and_outlives_one_of_them(served: S
 @pytest.mark.timeout(300)
 async def test_a_signal_drains_every_gateway(served: Served) -> None:
     clients = await served.sessions_on_each()
+    num_log_bytes = served.log.stat().st_size
     for client in clients.values():
         settings = ev.NativeSpeechSettings(pace="burst", max_frames=60)
         await client.send(ev.ResponseCreate(response_id="r", settings=settings, text=TEXT, end=True))
@@ -374,6 +378,8 @@ async def test_a_signal_drains_every_gateway(served: Served) -> None:
     while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family):
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.1)
+    logged = served.log.read_bytes()[num_log_bytes:].splitlines()
+    assert {json.loads(line)["level"] for line in logged} == {"info"}, logged
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from realtime.calls import gateway_hub
 from realtime.calls.call_registry import AgentSubscription, CallRegistry, RegisteredCall
 from realtime.calls.gateway_hub import GatewayHub, HubClient
 from realtime.errors import RequestRefused
@@ -177,6 +179,24 @@ async def test_broken_hub_connection_is_reconnected(fleet: Fleet) -> None:
             assert isinstance(
                 await there.board.call(KEY, "c1").handle_command(model.SayCommand(text="x")), model.CallReplyAccepted
             )
+
+
+async def test_hub_logs_invalid_lines_and_no_gateway_that_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gateway_hub, "MAX_LINE_BYTES", 100)
+    hub, path = GatewayHub(), tmp_path / "x"
+    async with hub.open(path):
+        with socket.socket(socket.AF_UNIX) as leaving, socket.socket(socket.AF_UNIX) as other:
+            for num_gateways, gateway in enumerate((leaving, other), 1):
+                gateway.connect(str(path))
+                await until(lambda num=num_gateways: len(hub._gateways) == num)
+            leaving.close()  # without having read of the other one
+            await until(lambda: len(hub._gateways) == 1)
+            assert not caplog.records
+            other.sendall(bytes(1000))
+            await until(lambda: not hub._gateways)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 async def test_a_fault_in_a_command_cuts_nothing_off_for_good(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
