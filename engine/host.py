@@ -54,7 +54,7 @@ from engine.listener import EngineListener
 from engine.loop import EngineLoop, VoiceEncodingThread
 from engine.runtime.request import Emitted, RequestReleased
 from engine.tls_socket import ByteSocket
-from engine.validation import check_request, check_sample
+from engine.validation import check_request, check_sample, check_sample_size
 
 if TYPE_CHECKING:
     from engine.runtime.engine import Engine
@@ -290,6 +290,7 @@ class EngineHost:
         try:
             if self.encoding is None:
                 raise InvalidRequest("no encoders are loaded", "voice")
+            check_sample_size(command.sample, self.info)  # before it takes a place in the queue
             future = gateway.encodings[command.number] = self.encoding.submit(command.sample)
             future.add_done_callback(answer)
         except EngineError as error:

@@ -102,26 +102,33 @@ def check_mel(voice: ClonedVoice, info: EngineInfo) -> None:
 
 
 def check_transcript(transcript: str) -> None:
+    if len(transcript) > MAX_TRANSCRIPT_CHARS:
+        found = f"voice.transcript has {len(transcript)} characters"
+        raise RequestTooLong(f"{found}; the limit is {MAX_TRANSCRIPT_CHARS}", "voice.transcript")
     if not transcript.strip():
         raise InvalidRequest(
             "voice.transcript is empty; cloning in context needs what is said in the recording", "voice.transcript"
         )
-    if len(transcript) > MAX_TRANSCRIPT_CHARS:
-        found = f"voice.transcript has {len(transcript)} characters"
-        raise RequestTooLong(f"{found}; the limit is {MAX_TRANSCRIPT_CHARS}", "voice.transcript")
 
 
-def check_sample(sample: ReferenceAudio, info: EngineInfo) -> Pcm:
-    """The recording's samples. Raises ``InvalidRequest`` for one that cannot be listened to."""
+def check_sample_size(sample: ReferenceAudio, info: EngineInfo) -> None:
+    """Check what takes no look at the samples of a recording. Raises ``InvalidRequest``."""
     if not info.can_encode:
         raise InvalidRequest(f"{info.model} cannot listen to recordings", "voice")
     if len(sample.pcm) % 4:
         raise InvalidRequest(f"audio has {len(sample.pcm)} bytes; it must be whole float32 samples", "audio")
-    pcm = np.frombuffer(sample.pcm, np.float32)
-    seconds = len(pcm) / info.sample_rate
+    seconds = len(sample.pcm) / 4 / info.sample_rate
     if not info.min_sample_s <= seconds <= info.max_sample_s:
         limits = f"it must last {info.min_sample_s:g} to {info.max_sample_s:g} s"
         raise InvalidRequest(f"audio lasts {seconds:.2f} s; {limits}", "audio")
+    if sample.transcript:
+        check_transcript(sample.transcript)
+
+
+def check_sample(sample: ReferenceAudio, info: EngineInfo) -> Pcm:
+    """The recording's samples. Raises ``InvalidRequest`` for one that cannot be listened to."""
+    check_sample_size(sample, info)
+    pcm = np.frombuffer(sample.pcm, np.float32)
     if not np.isfinite(pcm).all():
         raise InvalidRequest("audio holds samples that are not finite", "audio")
     loudest = float(np.abs(pcm).max())
@@ -131,8 +138,6 @@ def check_sample(sample: ReferenceAudio, info: EngineInfo) -> Pcm:
         raise InvalidRequest(
             f"audio is silent: it reaches {loudest:g}, at least {MIN_SAMPLE_LEVEL:g} is needed", "audio"
         )
-    if sample.transcript:
-        check_transcript(sample.transcript)
     return pcm
 
 

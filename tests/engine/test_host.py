@@ -49,13 +49,16 @@ from engine.ipc import (
     EncodeVoice,
     EndRequestInput,
     EventsMessage,
+    Message,
     PushRequestText,
     SubmitRequest,
+    VoiceEncoded,
     decode_message,
     encode,
     frame_message,
     unpack_events,
 )
+from engine.loop import MAX_WAITING_SAMPLES
 from engine.runtime.request import RequestReleased
 from engine.runtime.runner import StepTimings
 
@@ -447,6 +450,33 @@ def test_abandoned_recording_leaves_the_queue(gateway: GatewayConnection) -> Non
     host.encoding._executor.shutdown(wait=True)
     assert heard == ["0", "2"]
     assert gateway.encodings == {}
+
+
+def test_recording_of_an_invalid_size_takes_no_place_in_the_queue(
+    gateway: GatewayConnection, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    gate = threading.Event()
+
+    def encode_voice(sample: ReferenceAudio) -> ClonedVoice:
+        gate.wait()
+        return ClonedVoice(embedding=b"")
+
+    host = EngineHost(cast(Any, None), INFO, EngineConfig(), encode_voice)
+    for number in range(MAX_WAITING_SAMPLES):
+        host._execute_command(gateway, EncodeVoice(number, ReferenceAudio(pcm=SECOND)))
+    answers = list[Message]()
+    for sample in (ReferenceAudio(pcm=SECOND[:-1]), ReferenceAudio(pcm=b""), ReferenceAudio(pcm=31 * SECOND)):
+        host._execute_command(gateway, EncodeVoice(99, sample))
+        answers += map(decode_message, next(read_messages(sockets[1])))
+    queued = set(gateway.encodings)
+    gate.set()
+    assert host.encoding is not None
+    host.encoding.close()
+    assert queued == set(range(MAX_WAITING_SAMPLES))
+    for answer in answers:
+        assert isinstance(answer, VoiceEncoded)
+        assert answer.error is not None
+        assert (answer.number, answer.error.code, answer.error.param) == (99, "invalid_request", "audio")
 
 
 def test_recording_is_checked_on_the_encoding_thread() -> None:
