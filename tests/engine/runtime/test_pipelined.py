@@ -27,7 +27,7 @@ from engine.load import LoadedCheckpoint, load_engine
 from engine.models.base import DecodedAudio
 from engine.runtime import engine as engine_module
 from engine.runtime.codec_stage import CodecStage
-from engine.runtime.engine import COMMANDS_INTERVAL_S, COMMANDS_SHARE, MAX_COMMANDS, MAX_COMMANDS_S
+from engine.runtime.engine import COMMANDS_INTERVAL_S, COMMANDS_SHARE, FRAME_GROWTH, MAX_COMMANDS, MAX_COMMANDS_S
 from engine.runtime.request import Request
 from engine.runtime.runner import GraphRunner, Result, StepTimings
 from tests.engine.engine_harness import EngineHarness, check_takeover
@@ -308,35 +308,108 @@ def test_commands_that_take_long_leave_others_to_the_next_step(
         assert num_carried_out[0] == number
 
 
+class TimedFrames:
+    """A frame takes ``frame_s`` on the clock of the bench. How long one of this kind takes, the engine knows."""
+
+    def __init__(self, bench: EngineHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bench, self.engine, self.frame_s = bench, bench.engine, 1.0
+        # How long the host looked for commands beside each, from its launch on.
+        self.looked_s: list[float] = []
+        # What comes this long after the launch of a frame.
+        self.commands: list[tuple[float, Callable[[], object]]] = []
+        self.on_wait: Callable[[], None] = lambda: None
+        self._collect = self.engine.runner.collect
+        monkeypatch.setattr(GraphRunner, "is_done", property(lambda runner: self.elapsed_s >= self.frame_s))
+        monkeypatch.setattr(self.engine.runner, "collect", self.collect)
+        self.engine.sleep, self.engine.read_command = self.sleep, self.read_command
+        self.engine._frame_s.clear()
+        while self.engine._frame_kind not in self.engine._frame_s:
+            bench.step()
+        self.looked_s.clear()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.bench.now_s - self.engine._launched_s
+
+    def collect(self, times: StepTimings) -> list[Result]:
+        self.looked_s.append(self.elapsed_s)
+        self.on_wait()
+        self.bench.now_s += max(self.frame_s - self.elapsed_s, 0.0)
+        return self._collect(times)
+
+    def sleep(self, seconds: float) -> None:
+        assert 0.0 < seconds <= COMMANDS_INTERVAL_S
+        self.bench.now_s += seconds
+
+    def read_command(self) -> bool:
+        if not self.commands or self.elapsed_s < self.commands[0][0]:
+            return False
+        self.commands.pop(0)[1]()
+        return True
+
+    def prepared(self) -> list[int]:
+        """Epochs of requests whose first step the device will not have to wait for."""
+        runner, running = self.engine.runner, self.engine.scheduler.running
+        assert isinstance(runner, GraphRunner)
+        assert not self.engine.prefixes._due
+        return sorted(request.epoch for request in running if runner._holders[request.held_slot] is request)
+
+
 def test_command_that_comes_during_a_frame_is_carried_out_beside_it(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames take a second. The host looks for commands in the first part of it, once it knows that."""
-    bench = bench_with_a_frame_in_flight(tiny_folder)
-    engine, clock, commands, read_at_s = bench.engine, [0.0], list[Callable[[], object]](), list[float]()
-    monkeypatch.setattr(engine.requests, "clock", lambda: clock[0])
-    monkeypatch.setattr(GraphRunner, "is_done", property(lambda runner: clock[0] >= 1.0))
-    collect = engine.runner.collect
-
-    def collect_when_done(times: StepTimings) -> list[Result]:
-        is_known = engine._frame_kind in engine._frame_s
-        assert clock[0] == pytest.approx(COMMANDS_SHARE if is_known else 0.0)
-        clock[0] = engine._launched_s + 1.0
-        return collect(times)
-
-    def sleep(seconds: float) -> None:
-        assert 0.0 < seconds <= COMMANDS_INTERVAL_S
-        clock[0] += seconds
-        if clock[0] > 0.4 and not read_at_s and not commands:
-            commands.append(lambda: read_at_s.append(clock[0]))
-
-    monkeypatch.setattr(engine.runner, "collect", collect_when_done)
-    engine.sleep, engine.read_command = sleep, reader_of(commands)
-    engine._frame_s.clear()
-    for _ in range(3):
-        engine._launched_s = clock[0] = 0.0
-        bench.step()
+    frames, read_at_s = TimedFrames(bench_with_a_frame_in_flight(tiny_folder), monkeypatch), list[float]()
+    frames.commands.append((0.4, lambda: read_at_s.append(frames.elapsed_s)))
+    frames.bench.step()
     assert read_at_s == [pytest.approx(0.4, abs=0.001)]
+
+
+def test_host_looks_for_commands_for_a_share_of_the_shortest_frame(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long a frame took is unknown where it was done before the host waited for it."""
+    frames = TimedFrames(bench_with_a_frame_in_flight(tiny_folder), monkeypatch)
+    for frame_s in (3.0, 3.0, 1.0, 0.5, 3.0):
+        frames.frame_s = frame_s
+        frames.bench.step()
+    expected_s = [1.0, FRAME_GROWTH, FRAME_GROWTH**2, 0.5 / COMMANDS_SHARE, 1.0]
+    assert frames.looked_s == pytest.approx([COMMANDS_SHARE * each_s for each_s in expected_s], abs=0.001)
+    frames.bench.submit(text=TEXT, text_closed=True)
+    for _ in range(2):
+        frames.bench.step()
+    assert frames.looked_s[-1] == 0.0, "the first frame of its kind"
+
+
+def test_newcomers_during_a_frame_are_prepared_beside_it(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, prepared = TimedFrames(bench_with_a_frame_in_flight(tiny_folder), monkeypatch), list[list[int]]()
+    bench = frames.bench
+    submit = partial(bench.submit, text=TEXT, text_closed=True)
+    frames.commands += [(0.2, submit), (0.4, submit), (0.4, submit)]
+    frames.on_wait = lambda: prepared.append(frames.prepared())
+    bench.step()
+    assert prepared == [[1, 2, 3, 4]]
+    bench.run()
+    bench.check_idle()
+
+
+def test_newcomers_are_left_to_their_step_once_the_frame_is_done(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, prepared = TimedFrames(bench_with_a_frame_in_flight(tiny_folder), monkeypatch), list[list[int]]()
+    bench, prepare = frames.bench, frames.engine.runner.prepare
+
+    def prepare_slowly(request: Request) -> None:
+        prepare(request)
+        bench.now_s += 0.3
+
+    monkeypatch.setattr(frames.engine.runner, "prepare", prepare_slowly)
+    frames.commands += [(0.5, partial(bench.submit, text=TEXT, text_closed=True))] * 4
+    frames.on_wait = lambda: prepared.append(frames.prepared())
+    bench.step()
+    assert prepared == [[1, 2, 3]]
+    monkeypatch.undo()
+    bench.run()
+    bench.check_idle()
 
 
 def test_commands_without_end_do_not_stop_a_step(tiny_folder: Path) -> None:
