@@ -22,6 +22,7 @@ from engine.ops.params import (
     SamplingTensors,
     SnakeParams,
 )
+from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.ras import ControlRules, RasTensors, limit_control, sample_rows
 from engine.ops.sampler import apply_repetition_penalty, sample_reference
 from engine.weights.quantize import FP8, Weight, as_bits, dense, to_fp8
@@ -126,6 +127,10 @@ class ReferenceOps:
         reach = torch.arange(blocks.shape[1] * size, device=blocks.device)
         mask = (reach[None] <= place[:, None])[:, None]
         return self.attention(q[:, None], past_keys, past_values, mask)
+
+    def predictor_passes(self, weights: PredictorWeights) -> PredictorPasses:
+        """Return what runs the passes of a code predictor, with buffers of its own."""
+        return PredictorPasses(self, weights)
 
     def predictor_attention(
         self,

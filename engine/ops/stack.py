@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from engine.layers.transformer import Transformer
 from engine.ops.params import PagedCall, ResidualStream
-from engine.ops.reference_ops import ReferenceOps
 from engine.weights.quantize import Weight
+
+if TYPE_CHECKING:
+    from engine.ops.reference_ops import ReferenceOps
 
 
 class StackLayer(NamedTuple):

@@ -6,6 +6,7 @@ here. What a row remembers on the device stands in arrays by slot; what changes 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -20,14 +21,17 @@ from engine.models.base import FailedOutcome, FrameOutcome, Outcome, SequenceSta
 from engine.models.qwen3_tts.model import Qwen3TTS
 from engine.models.qwen3_tts.prompt import NO_TOKEN, PromptPosition, QwenSequence
 from engine.ops.noise import to_int64
-from engine.ops.params import FirstCodeRules, ResidualStream, SamplingTensors
+from engine.ops.params import FirstCodeRules, SamplingTensors
+from engine.ops.predictor import PredictorWeights
 from engine.ops.reference_ops import ReferenceOps
-from engine.ops.stack import PagedStack, StackLayer, rope_tables, run_layers
+from engine.ops.stack import PagedStack, StackLayer, rope_tables
 from engine.program.buffers import StaticBuffers, to_device
 
 # Frames of codes kept by slot for the decode stage.
 RING_FRAMES = 32
 NO_ID = -1
+PASS_FAILED = "the device did not run all programs of a code predictor's pass at once"
+log = logging.getLogger(__name__)
 STOP = StopOutcome()
 
 
@@ -77,8 +81,14 @@ class FrameProgram:
     def _make_stacks(self, num_positions: int) -> None:
         predictor = self.talker.code_predictor.model
         self.talker_stack = PagedStack(self.ops, self.talker.model, self.kv.data, num_positions)
-        self.predictor_layers = [StackLayer.from_module(layer) for layer in predictor.layers]
-        self.predictor_rope = rope_tables(predictor.rope.inverse_frequency, self.num_books, self.device)
+        weights = PredictorWeights(
+            layers=[StackLayer.from_module(layer) for layer in predictor.layers],
+            norm=predictor.norm.weight,
+            eps=predictor.norm.eps,
+            heads=[head.weight for head in self.talker.code_predictor.lm_head],
+            rope=rope_tables(predictor.rope.inverse_frequency, self.num_books, self.device),
+        )
+        self.passes = self.ops.predictor_passes(weights)
 
     def _make_memory(self, num_slots: int) -> None:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -119,7 +129,7 @@ class FrameProgram:
     # -- what a graph holds --------------------------------------------------------------------------------------
 
     def run_frame(self, num_rows: int, follows_prefill: int = 0) -> None:
-        """Rows 0 .. num_rows - 1 of ``inputs`` to ``outputs``: the codes, and whether the row is finite."""
+        """Rows 0 .. num_rows - 1 of ``inputs`` to ``outputs``: the codes, and the status of ``write_status``."""
         given = {name: value[:num_rows] for name, value in self.inputs.device.items()}
         slots = given["slot"]
         hidden = self.prefilled[given["source"]] if follows_prefill else self.run_talker(given)
@@ -129,7 +139,7 @@ class FrameProgram:
         self.ring[slots, given["frame"] % self.ring.shape[1]] = codes.clamp(max=self.config.codec.codebook_size - 1)
         out = self.outputs.device["codes"][:num_rows]
         out[:, :-1] = codes
-        out[:, -1] = finite
+        self.passes.write_status(finite, out[:, -1])
 
     def run_talker(self, given: dict[str, Tensor]) -> Tensor:
         """Hidden states [N, H] of one input of each row."""
@@ -160,33 +170,18 @@ class FrameProgram:
         cache = hidden.new_empty(
             size.num_hidden_layers, 2, num_rows, self.num_books, size.num_key_value_heads, size.head_dim
         )
-        first = torch.stack((predictor.small_to_mtp_projection(hidden), self.code0_table[code0]), dim=1)
-        x, codes = first.flatten(0, 1), [code0]
+        self.passes.begin(num_rows)
+        inputs: tuple[Tensor, ...] = (predictor.small_to_mtp_projection(hidden), self.code0_table[code0])
+        codes = [code0]
         for codebook in range(1, self.num_books):
-            out = self.run_pass(x, cache, num_rows, start=0 if codebook == 1 else codebook)
-            norm = predictor.model.norm
-            logits = self.ops.norm_linear(out, norm.weight, norm.eps, predictor.lm_head[codebook - 1].weight)
+            logits = self.passes.run(inputs, cache, 0 if codebook == 1 else codebook, codebook)
             if codebook == self.num_books - 1:
                 codes.append(self.ops.sample(logits, settings, codebook))
             else:
                 code, x = self.ops.sample_next(logits, settings, codebook, self.code_tables[codebook - 1])
                 codes.append(code)
+                inputs = (x,)
         return torch.stack(codes, dim=1)
-
-    def run_pass(self, x: Tensor, cache: Tensor, num_rows: int, start: int) -> ResidualStream:
-        """x [N * T, size], T positions of each row from ``start`` on -> the last one's state [N, size]."""
-        num_tokens, residual = x.shape[0] // num_rows, ResidualStream(x)
-        layers, eps = self.predictor_layers, self.talker.code_predictor.model.norm.eps
-
-        def attend(index: int, qkv: Tensor) -> Tensor:
-            norms, rope = layers[index].qk_norms, self.predictor_rope
-            assert norms is not None
-            return self.ops.predictor_attention(qkv, norms, eps, rope, cache[index], start, num_tokens)
-
-        run_layers(self.ops, layers, residual, eps, attend)
-        if num_tokens == 1:
-            return residual
-        return ResidualStream(self.ops.flush_residual(residual)[num_tokens - 1 :: num_tokens].contiguous())
 
     # -- how rows fill it ----------------------------------------------------------------------------------------
 
@@ -275,15 +270,19 @@ class FrameProgram:
 
     def outcomes(self, rows: Sequence[SequenceState], out: npt.NDArray[np.int32]) -> list[Outcome]:
         """Return the outcomes of a frame. The engine needs code 0; the device has the rest."""
-        speech, finite, first = cast(Sequence[QwenSequence], rows), out[:, -1].tolist(), out[:, 0].tolist()
+        speech, status, first = cast(Sequence[QwenSequence], rows), out[:, -1].tolist(), out[:, 0].tolist()
         frames, size = out[:, :-1].astype(np.int16).tobytes(), 2 * (out.shape[1] - 1)
         found: list[Outcome] = []
         for index, row in enumerate(speech):
-            if not finite[index]:
+            if status[index] < 0:
+                found.append(FailedOutcome(PASS_FAILED))
+            elif not status[index]:
                 found.append(FailedOutcome("the talker's output is not finite"))
             elif first[index] == self.eos:
                 found.append(STOP)
             else:
                 row.codes.add_bytes(frames[index * size : (index + 1) * size])
                 found.append(self.frame_outcomes[first[index]])
+        if min(status, default=0) < 0:
+            log.warning('%s; debug.engine.disabled_kernels = ["predictor"] takes several launches', PASS_FAILED)
         return found

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from engine.api import (
     ClonedVoice,
     EngineOverloaded,
     FinishReason,
+    RequestFinished,
     ResumePoint,
     SamplingParams,
     SpeechChunk,
@@ -25,6 +27,7 @@ from engine.api import (
 from engine.config import EngineConfig
 from engine.load import LoadedCheckpoint, load_engine
 from engine.models.base import DecodedAudio
+from engine.models.qwen3_tts.frame_program import PASS_FAILED
 from engine.runtime import engine as engine_module
 from engine.runtime.codec_stage import CodecStage
 from engine.runtime.engine import COMMANDS_INTERVAL_S, COMMANDS_SHARE, FRAME_GROWTH, MAX_COMMANDS, MAX_COMMANDS_S
@@ -676,6 +679,37 @@ def test_row_that_cannot_be_restored_fails_alone(tiny_folder: Path, monkeypatch:
     bench.run()
     bench.check_idle()
     assert [bench.heard[row].reason is FinishReason.ERROR for row in rows] == [False, True, False]
+
+
+def test_frame_whose_pass_failed_ends_its_rows_and_no_later_one(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, other = make_bench(tiny_folder, True), make_bench(tiny_folder, True)
+    assert isinstance(bench.engine.runner, GraphRunner)
+    program: Any = bench.engine.runner.program
+    write_status, frames = program.passes.write_status, itertools.count(1)
+
+    def write(finite: Tensor, out: Tensor) -> None:
+        write_status(finite, out)
+        if next(frames) == 4:
+            out -= 2
+
+    monkeypatch.setattr(program.passes, "write_status", write)
+    sampling = SamplingParams(seed=1, min_new_tokens=9)
+    rows = [bench.submit(text=TEXT, text_closed=True, sampling=sampling) for _ in range(3)]
+    bench.run()
+    for row in rows:
+        [end] = [event for event in bench.heard[row].events if isinstance(event, RequestFinished)]
+        assert end.reason is FinishReason.ERROR
+        assert end.error is not None
+        assert PASS_FAILED in end.error.message
+    [warning] = [record.message for record in caplog.records if PASS_FAILED in record.message]
+    assert 'disabled_kernels = ["predictor"]' in warning
+    later, wanted = (one.submit(text=TEXT, text_closed=True, sampling=sampling) for one in (bench, other))
+    bench.run()
+    other.run()
+    bench.check_idle()
+    assert np.abs(bench.heard[later].pcm - other.heard[wanted].pcm).max() < TOLERANCE
 
 
 def test_newcomer_that_cannot_be_staged_costs_others_no_pass_of_their_own(
