@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from engine.ops import KERNELS
+from engine.ops.launched_predictor import LaunchedPredictor, fits, import_kernel
 from engine.ops.parallel_compile import is_compile_only, launch
 from engine.ops.params import (
     ConvParams,
@@ -25,6 +26,7 @@ from engine.ops.params import (
     SamplingTensors,
     SnakeParams,
 )
+from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.ras import NUCLEUS, WHOLE, ControlRules, RasTensors
 from engine.ops.reference_ops import ReferenceOps
 from engine.ops.tiles import NUM_MULTIPROCESSORS, conv_shape, unit_parts, unit_shape
@@ -271,6 +273,16 @@ class TritonOps(ReferenceOps):
             num_warps=warps, num_stages=stages, **self.early_layer(rows),
         )  # fmt: skip
         return out
+
+    def predictor_passes(self, weights: PredictorWeights) -> PredictorPasses:
+        kernel = import_kernel() if "predictor" in self.on and self.on_hopper and fits(weights) else None
+        return super().predictor_passes(weights) if kernel is None else LaunchedPredictor(self, weights, kernel)
+
+    def predictor_pass(
+        self, launched: LaunchedPredictor, x: Tensor, cache: Tensor, position: int, codebook: int
+    ) -> Tensor:
+        """Return the logits [N, V] of one position of at most 8 rows; benchmarks record it here."""
+        return launched.launch(x, cache, position, codebook)
 
     def predictor_attention(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import engine
+from engine import ops
 from engine.ops import parallel_compile
 from engine.ops.parallel_compile import (
     CompileRequest,
@@ -461,6 +463,21 @@ print([name for name in forward if forward[name] != backward[name]])
     command, environment = [sys.executable, "-P", "-c", program], child_environment()
     environment.pop("TRITON_INTERPRET", None)
     assert subprocess.check_output(command, env=environment, text=True) == "[]\n"
+
+
+def test_keys_depend_on_every_value_that_functions_read() -> None:
+    """Triton adds to a key what is a ``constexpr``, and no plain number."""
+    pytest.importorskip("triton")
+    from triton.language import constexpr
+    from triton.runtime.jit import JITCallable
+
+    names = [module.name for module in pkgutil.iter_modules(ops.__path__) if module.name.startswith("triton_")]
+    modules = [import_module(f"engine.ops.{name}") for name in names]
+    functions = [value for module in modules for value in vars(module).values() if isinstance(value, JITCallable)]
+    assert {len(function.cache_key) for function in functions} == {64}
+    values = [(name, value) for made in functions for (name, _), (value, _) in made.used_global_vals.items()]
+    assert values
+    assert {name for name, value in values if not isinstance(value, constexpr)} == set()
 
 
 def test_a_worker_ends_quietly_if_nobody_reads_its_answer(cache: Path) -> None:

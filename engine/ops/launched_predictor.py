@@ -1,0 +1,157 @@
+"""Passes of the code predictor of few rows, one launch for each position."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from engine.ops.parallel_compile import launch
+from engine.ops.predictor import PredictorPasses, PredictorWeights
+from engine.ops.stack import StackLayer
+from engine.weights.quantize import QuantizedWeight, Weight
+
+if TYPE_CHECKING:
+    from engine.ops.triton_ops import TritonOps
+
+log = logging.getLogger(__name__)
+
+MAX_ROWS = 8
+# Each has a multiprocessor, and waits for all others.
+NUM_PROGRAMS = 128
+# The released shape, which the kernel's chunks of weights are made for. Positions are even in number.
+HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, VOCAB, NUM_POSITIONS = 1024, 16, 8, 128, 2048, 16
+# Bytes; the kernel reads whole vectors.
+ALIGNMENT = 16
+NUM_QKV, NUM_INNER = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE, 3 * HIDDEN
+
+
+def import_kernel() -> Any | None:
+    """Import the kernel; None where Triton has no Gluon as the kernel uses it, which Triton calls experimental."""
+    try:
+        from engine.ops.triton_predictor import predictor_pass_kernel
+    except (ImportError, AttributeError) as error:
+        log.info("predictor passes take a launch for each operation: %s", error)
+        return None
+    return predictor_pass_kernel
+
+
+def bf16_tensor(weight: Weight) -> Tensor | None:
+    """The weight if it is there in bf16, as the kernel reads it."""
+    tensor = weight.plain if isinstance(weight, QuantizedWeight) else weight
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.bfloat16:
+        return None
+    return tensor if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 else None
+
+
+def fits(weights: PredictorWeights) -> bool:
+    """Return whether the kernel takes these weights, on a GPU with enough multiprocessors."""
+    if not weights.norm.is_cuda or not has_released_shape(weights):
+        return False
+    return torch.cuda.get_device_properties(weights.norm.device).multi_processor_count >= NUM_PROGRAMS
+
+
+def has_released_shape(weights: PredictorWeights) -> bool:
+    """Return whether all weights are in bf16 and have the released sizes."""
+
+    def has_shape(weight: Weight, *shape: int) -> bool:
+        tensor = bf16_tensor(weight)
+        return tensor is not None and tensor.shape == shape
+
+    def fits_layer(layer: StackLayer) -> bool:
+        if layer.qkv_bias is not None or layer.qk_norms is None:
+            return False
+        return (
+            has_shape(layer.norm, HIDDEN)
+            and has_shape(layer.after, HIDDEN)
+            and all(has_shape(norm, HEAD_SIZE) for norm in layer.qk_norms)
+            and has_shape(layer.qkv, NUM_QKV, HIDDEN)
+            and has_shape(layer.out, HIDDEN, NUM_HEADS * HEAD_SIZE)
+            and has_shape(layer.gate_up, 2 * NUM_INNER, HIDDEN)
+            and has_shape(layer.down, HIDDEN, NUM_INNER)
+        )
+
+    angles = (NUM_POSITIONS, HEAD_SIZE // 2)
+    return (
+        all(table.shape == angles and table.dtype == torch.float32 for table in weights.rope)
+        and has_shape(weights.norm, HIDDEN)
+        and all(has_shape(head, VOCAB, HIDDEN) for head in weights.heads)
+        and all(map(fits_layer, weights.layers))
+    )
+
+
+class LaunchedPredictor(PredictorPasses):
+    """Runs a position of at most ``MAX_ROWS`` rows in one launch, more rows as ``PredictorPasses``.
+
+    The programs of a launch wait for words that others store. Two sets of words take turns: a position uses one and
+    empties the other for its rows. ``begin`` empties the first set, so a frame does not depend on how the last one
+    ended. A program that waits too long sets ``failed``: the frame's codes are then not valid.
+
+    The layers' weights are copied: 157 MB in the released shape.
+    """
+
+    def __init__(self, ops: TritonOps, weights: PredictorWeights, kernel: Any) -> None:
+        from engine.ops.triton_exchange import EMPTY
+        from engine.ops.triton_predictor import COPIES, PIECE, PIECES
+
+        super().__init__(ops, weights)
+        self.kernel, self.empty, device = kernel, EMPTY.value, weights.norm.device
+        layers = weights.layers
+        # In the order of the kernel's arguments.
+        layered = zip(*((layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers), strict=True)
+        self.products = [self.descriptor(torch.cat([self.tensor(each) for each in product])) for product in layered]
+        self.heads = [self.descriptor(self.tensor(head)) for head in weights.heads]
+        norms = [(layer.norm, *(layer.qk_norms or ()), layer.after) for layer in layers]
+        self.norms = torch.tensor([[norm.data_ptr() for norm in row] for row in norms], device=device)
+        num_words = MAX_ROWS * NUM_QKV // 2 + COPIES.value * PIECES.value * PIECE.value
+        self.words = torch.full((2, len(layers) * num_words), self.empty, dtype=torch.int32, device=device)
+        self.failed = torch.zeros(1, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def tensor(weight: Weight) -> Tensor:
+        found = bf16_tensor(weight)
+        assert found is not None
+        return found
+
+    @staticmethod
+    def descriptor(weight: Tensor) -> Any:
+        """Describe bf16 [out, in] as words of two inputs, in chunks as the kernel copies them."""
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        from engine.ops.triton_predictor import OUTPUTS, WIDTH
+
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+        return TensorDescriptor.from_tensor(weight.view(torch.int32), [OUTPUTS.value, WIDTH.value], layout)
+
+    def begin(self, num_rows: int) -> None:
+        if num_rows <= MAX_ROWS:
+            self.words[0].fill_(self.empty)
+            self.failed.zero_()
+
+    def run(self, inputs: Sequence[Tensor], cache: Tensor, start: int, codebook: int) -> Tensor:
+        if inputs[0].shape[0] > MAX_ROWS:
+            return super().run(inputs, cache, start, codebook)
+        ops = cast("TritonOps", self.ops)
+        return [ops.predictor_pass(self, x, cache, position, codebook) for position, x in enumerate(inputs, start)][-1]
+
+    def launch(self, x: Tensor, cache: Tensor, position: int, codebook: int) -> Tensor:
+        """Return the logits [N, V] of inputs x [N, H] at one position."""
+        num_rows, weights = x.shape[0], self.weights
+        logits = x.new_empty(num_rows, VOCAB)
+        launch(self.kernel, NUM_PROGRAMS)(
+            *self.products, self.heads[codebook - 1], x.contiguous(), self.norms, weights.norm, *weights.rope, cache,
+            logits, self.words, self.failed, weights.eps, HEAD_SIZE**-0.5, position, num_rows, len(weights.layers),
+            SIZE=HIDDEN, HEADS=NUM_HEADS, KV=NUM_KV_HEADS, D=HEAD_SIZE, VOCAB=VOCAB, LENGTH=NUM_POSITIONS,
+            num_warps=8, launch_cooperative_grid=True,
+        )  # fmt: skip
+        return logits
+
+    def write_status(self, finite: Tensor, out: Tensor) -> None:
+        if finite.shape[0] > MAX_ROWS:
+            super().write_status(finite, out)
+        else:
+            torch.add(finite, self.failed, alpha=-2, out=out)
