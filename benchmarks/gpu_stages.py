@@ -165,7 +165,7 @@ def floors(engine: Engine, rows: int, ceilings: Ceilings) -> list[dict[str, Any]
     """Print and return what ``kernel_rows`` finds of the talker, the predictor and the decoder."""
     program, decoder = engine.runner.program, engine.stage.codec.program
     assert isinstance(program, FrameProgram)
-    owners = {"talker": [program.talker_stack], "predictor": [program], "decode": [decoder]}
+    owners = {"talker": [program.talker_stack], "predictor": [program, program.passes], "decode": [decoder]}
     runs, is_cuda = stages(engine, rows), program.device.type == "cuda"
     found = [row for name, some in owners.items() for row in kernel_rows(name, runs[name], some, ceilings, is_cuda)]
     print_rows(found)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from engine.ops.launched_predictor import LaunchedPredictor
 from engine.ops.params import ConvParams, PaddedBufferPlan, PagedCall, ResidualStream, ResidualUnitParams, RingCall
 from engine.ops.reference_ops import ReferenceOps
 from engine.weights.quantize import QuantizedWeight, Weight
@@ -129,6 +130,16 @@ def predictor_attention(
     return attention_cost(qkv, cache, num_positions, num_positions * num_tokens)
 
 
+def predictor_pass(launched: LaunchedPredictor, x: Tensor, cache: Tensor, position: int, codebook: int) -> Cost:
+    """Position 0 counts its head, too, whose logits are not needed."""
+    weights = [described.base for described in (*launched.products, launched.heads[codebook - 1])]
+    num_values = sum(2 * weight.numel() for weight in weights)  # a word has two
+    past = 2 * len(x) * position * cache[0, 0, 0, 0].numel() * cache.shape[0] * cache.element_size()
+    return Cost(
+        sum(weight.nbytes for weight in weights) + past + 2 * x.nbytes, 2.0 * len(x) * num_values, f"{len(x)} rows"
+    )
+
+
 def ring_attention(qkv: Tensor, ring: Tensor, call: RingCall) -> Cost:
     num_positions = len(call.slots) * call.window
     return attention_cost(qkv, ring, num_positions, num_positions * call.num_tokens)
@@ -186,6 +197,7 @@ COSTS: dict[str, Callable[..., Cost]] = {
     "flush_residual": norm,
     "paged_attention": paged_attention,
     "predictor_attention": predictor_attention,
+    "predictor_pass": predictor_pass,
     "ring_attention": ring_attention,
     "sample": sample,
     "sample_first": sample,

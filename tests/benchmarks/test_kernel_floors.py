@@ -46,6 +46,20 @@ def test_attention_reads_the_positions_of_its_rows() -> None:
     assert cost.num_operations == 4 * (4 + 10) * heads * size
 
 
+def test_launched_position_reads_its_weights_and_the_positions_before() -> None:
+    """Weights are described as words of two inputs, those of all layers one after another."""
+    products, heads = (
+        [SimpleNamespace(base=torch.zeros(OUT, SIZE // 2, dtype=torch.int32)) for _ in range(count)] for count in (4, 2)
+    )
+    layers, position, head_values = 3, 5, 2 * 16
+    x = torch.zeros(ROWS, SIZE, dtype=torch.bfloat16)
+    cache = torch.zeros(layers, 2, ROWS, 16, 2, 16, dtype=torch.bfloat16)
+    cost = COSTS["predictor_pass"](SimpleNamespace(products=products, heads=heads), x, cache, position, 2)
+    past = layers * 2 * ROWS * position * head_values
+    assert cost.num_bytes == 2 * (5 * OUT * SIZE + past + 2 * ROWS * SIZE)
+    assert cost.num_operations == 2 * 5 * ROWS * OUT * SIZE
+
+
 def test_floor_is_the_longer_of_bytes_and_operations() -> None:
     ceilings = Ceilings(bandwidth=100.0, rate=10.0)
     assert ceilings.floor_s(Cost(200, 10)) == 2.0
@@ -53,7 +67,11 @@ def test_floor_is_the_longer_of_bytes_and_operations() -> None:
 
 
 def test_costs_are_those_of_operations() -> None:
-    assert all(callable(getattr(ReferenceOps, name)) for name in COSTS)
+    assert [name for name in COSTS if not callable(getattr(ReferenceOps, name, None))] == ["predictor_pass"]
+    pytest.importorskip("triton")
+    from engine.ops.triton_ops import TritonOps
+
+    assert callable(TritonOps.predictor_pass)
 
 
 def event(name: str, start_ns: int, duration_ns: int, correlation: int = 0, is_kernel: bool = False) -> Any:

@@ -1,0 +1,172 @@
+"""Check and time the predictor's positions of few rows, a launch each, against a launch for each operation.
+
+    python -m benchmarks.predictor_pass [--rows 1,4,8] [--replays 1000]
+
+Random weights in the released shape, bf16, on a GPU of compute capability 9.0. Times are those of the 14 positions
+that a frame has behind its first pass, in a graph, alone and with ``sample_next``. ``rms`` is the error of a frame's
+logits against fp32, in parts of their deviation. ``different`` counts replays of a frame that differ from the first in
+a bit of logits, keys or values. ``gave_up`` tells whether a program waited too long. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_stages import captured, milliseconds, numbers
+from engine.ops.launched_predictor import (
+    HEAD_SIZE,
+    HIDDEN,
+    NUM_HEADS,
+    NUM_INNER,
+    NUM_KV_HEADS,
+    NUM_POSITIONS,
+    NUM_QKV,
+    VOCAB,
+    LaunchedPredictor,
+)
+from engine.ops.params import SamplingTensors
+from engine.ops.predictor import PredictorPasses, PredictorWeights
+from engine.ops.reference_ops import ReferenceOps
+from engine.ops.stack import StackLayer, rope_tables
+
+NUM_LAYERS, EPS = 5, 1e-6
+# The first pass of a frame has two positions.
+NUM_FIRST = 2
+DEVICE = torch.device("cuda")
+
+
+def random_weights(device: torch.device) -> PredictorWeights:
+    """Weights in the released shape, bf16."""
+
+    def weight(num_out: int, size: int) -> Tensor:
+        return torch.randn(num_out, size, device=device).mul_(size**-0.5).bfloat16()
+
+    def norm(size: int) -> Tensor:
+        return (1 + 0.2 * torch.randn(size, device=device)).bfloat16()
+
+    def layer() -> StackLayer:
+        return StackLayer(
+            norm=norm(HIDDEN), qkv=weight(NUM_QKV, HIDDEN), qkv_bias=None, qk_norms=(norm(HEAD_SIZE), norm(HEAD_SIZE)),
+            out=weight(HIDDEN, NUM_HEADS * HEAD_SIZE), after=norm(HIDDEN), gate_up=weight(2 * NUM_INNER, HIDDEN),
+            down=weight(HIDDEN, NUM_INNER),
+        )  # fmt: skip
+
+    return PredictorWeights(
+        layers=[layer() for _ in range(NUM_LAYERS)],
+        norm=norm(HIDDEN),
+        eps=EPS,
+        heads=[weight(VOCAB, HIDDEN) for _ in range(NUM_POSITIONS - 1)],
+        rope=rope_tables(1e6 ** (-torch.arange(0, HEAD_SIZE, 2) / HEAD_SIZE), NUM_POSITIONS, device),
+    )
+
+
+def in_fp32(value: Any) -> Any:
+    """The same weights, with all tensors in fp32."""
+    if isinstance(value, Tensor):
+        return value.float()
+    if isinstance(value, (PredictorWeights, StackLayer)):
+        return type(value)(*map(in_fp32, value))
+    return type(value)(map(in_fp32, value)) if isinstance(value, (list, tuple)) else value
+
+
+def random_inputs(num_rows: int, device: torch.device) -> Tensor:
+    """Inputs [P, N, H] of a frame's positions, bf16."""
+    return torch.randn(NUM_POSITIONS, num_rows, HIDDEN, device=device).bfloat16()
+
+
+def new_cache(inputs: Tensor) -> Tensor:
+    """Memory for the keys and values of a frame, with nothing of use in it."""
+    return inputs.new_full((NUM_LAYERS, 2, inputs.shape[1], NUM_POSITIONS, NUM_KV_HEADS, HEAD_SIZE), torch.nan)
+
+
+def run_frame(passes: PredictorPasses, inputs: Tensor, cache: Tensor) -> Tensor:
+    """Logits [passes, N, V] of all passes of a frame."""
+    inputs = inputs.clone()  # operations add to them
+    passes.begin(inputs.shape[1])
+    logits = [passes.run(tuple(inputs[:NUM_FIRST]), cache, 0, 1)]
+    logits += [passes.run((inputs[i],), cache, i, i) for i in range(NUM_FIRST, NUM_POSITIONS)]
+    return torch.stack(logits)
+
+
+def rms_error(found: Tensor, exact: Tensor) -> float:
+    """Return the error in parts of the deviation."""
+    return float((found.float() - exact).square().mean().sqrt() / exact.std())
+
+
+def num_different(passes: PredictorPasses, inputs: Tensor, num_replays: int) -> int:
+    """Return how many replays of a frame differ from the first in any bit."""
+    cache = new_cache(inputs)
+    logits = torch.empty_like(run_frame(passes, inputs, cache))
+    replay = captured(lambda: logits.copy_(run_frame(passes, inputs, cache)))
+    replay()
+    first = logits.clone(), cache.clone()
+    different = torch.zeros((), dtype=torch.int64, device=inputs.device)
+    for _ in range(num_replays):
+        cache.fill_(torch.nan)
+        replay()
+        different += (logits != first[0]).any() | (cache != first[1]).any()
+    return int(different.item())
+
+
+def us_a_position(passes: PredictorPasses, inputs: Tensor, samples: bool) -> float:
+    inputs, cache, num_rows = inputs.clone(), new_cache(inputs), inputs.shape[1]
+    table = torch.randn(VOCAB, HIDDEN, device=inputs.device).bfloat16()
+    zeros, ones = (fill(num_rows, device=inputs.device) for fill in (torch.zeros, torch.ones))
+    settings = SamplingTensors(
+        temperature=0.9 * ones, top_k=(50 * ones).long(), top_p=ones,
+        seed=torch.arange(num_rows, device=inputs.device), place=zeros.long(), frame=zeros.long(),
+    )  # fmt: skip
+
+    def run() -> None:
+        x = inputs[NUM_FIRST]
+        for position in range(NUM_FIRST, NUM_POSITIONS):
+            logits = passes.run((x,), cache, position, position)
+            if samples:
+                _, x = passes.ops.sample_next(logits, settings, position, table)
+
+    return 1000 * milliseconds(run, inputs.device, 30) / (NUM_POSITIONS - NUM_FIRST)
+
+
+def measure(passes: PredictorPasses, inputs: Tensor, exact: Tensor) -> dict[str, float]:
+    return {
+        "us": round(us_a_position(passes, inputs, samples=False), 1),
+        "us_sampled": round(us_a_position(passes, inputs, samples=True), 1),
+        "rms": round(rms_error(run_frame(passes, inputs, new_cache(inputs)), exact), 5),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=numbers, default=[1, 4, 8], help="at most 8 each")
+    parser.add_argument("--replays", type=int, default=1000, help="that are compared bit by bit")
+    args = parser.parse_args()
+    from engine.ops.triton_ops import TritonOps
+
+    torch.manual_seed(0)
+    weights, ops = random_weights(DEVICE), TritonOps()
+    exact = PredictorPasses(ReferenceOps(), in_fp32(weights))
+    launched = ops.predictor_passes(weights)
+    if not isinstance(launched, LaunchedPredictor):
+        parser.error("needs a GPU of compute capability 9.0 with 128 multiprocessors, and Gluon")
+    rows = []
+    for num_rows in args.rows:
+        inputs = random_inputs(num_rows, DEVICE)
+        wanted = run_frame(exact, inputs.float(), new_cache(inputs.float()))
+        found: dict[str, Any] = {"rows": num_rows}
+        for name, passes in (("operations", PredictorPasses(ops, weights)), ("launch", launched)):
+            found[name] = measure(passes, inputs, wanted)
+        found["different"] = num_different(launched, inputs, args.replays)
+        found["gave_up"] = bool(launched.failed.item())
+        print(json.dumps(found), flush=True)
+        rows.append(found)
+    print(json.dumps({"benchmark": "predictor_pass", "device": torch.cuda.get_device_name(DEVICE), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
