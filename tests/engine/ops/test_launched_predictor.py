@@ -1,0 +1,451 @@
+"""Predictor positions of few rows in one launch each: which weights it takes, its kernel, and what it computes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu_stages import captured
+from benchmarks.kernel_targets import SHARED_KIB, registers_and_stack
+from benchmarks.predictor_pass import in_fp32, new_cache, random_inputs, random_weights, rms_error, run_frame
+from engine.ops import launched_predictor, parallel_compile
+from engine.ops.launched_predictor import (
+    HEAD_SIZE,
+    HIDDEN,
+    MAX_ROWS,
+    NUM_HEADS,
+    NUM_INNER,
+    NUM_POSITIONS,
+    NUM_PROGRAMS,
+    NUM_QKV,
+    VOCAB,
+    LaunchedPredictor,
+    fits,
+    has_released_shape,
+    import_kernel,
+)
+from engine.ops.parallel_compile import compile_kernels, intercept, record_requests
+from engine.ops.predictor import PredictorPasses, PredictorWeights
+from engine.ops.reference_ops import ReferenceOps
+from engine.ops.stack import StackLayer
+from engine.weights.quantize import Int4Weight, QuantizedWeight, Weight
+
+META = torch.device("meta")
+ANGLES = torch.empty(NUM_POSITIONS, HEAD_SIZE // 2, device=META)
+# Bytes of spilled registers; 104 measured.
+MAX_STACK = 160
+# Of the error of keys, values and logits beside that of a launch for each operation, which for one row multiplies by
+# norms in fp32: 1.41 measured there for the first keys, at most 1.2 for others and for logits.
+MAX_RATIO = 1.5
+# Of keys and values of one position, in parts of their deviation; in bf16 below 0.01 with a launch for each operation.
+MAX_ERROR = 0.03
+MAX_GIVE_UP_S = 5.0
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Has a shape and no memory."""
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def in_fp8(*shape: int, plain: torch.Tensor | None = None) -> QuantizedWeight:
+    return QuantizedWeight(meta(*shape, dtype=torch.float8_e4m3fn), meta(shape[0], dtype=torch.float32), plain)
+
+
+def layer_with(**changed: Any) -> StackLayer:
+    usual: dict[str, Any] = dict(
+        norm=meta(HIDDEN), qkv=meta(NUM_QKV, HIDDEN), qkv_bias=None, qk_norms=(meta(HEAD_SIZE), meta(HEAD_SIZE)),
+        out=meta(HIDDEN, NUM_HEADS * HEAD_SIZE), after=meta(HIDDEN), gate_up=meta(2 * NUM_INNER, HIDDEN),
+        down=meta(HIDDEN, NUM_INNER),
+    )  # fmt: skip
+    return StackLayer(**(usual | changed))
+
+
+def weights_with(**changed: Any) -> PredictorWeights:
+    """Weights in the released shape; what is changed of layers is changed in the last one."""
+    parts = {name: value for name, value in changed.items() if name in PredictorWeights._fields}
+    layer = layer_with(**{name: value for name, value in changed.items() if name not in parts})
+    usual: dict[str, Any] = dict(
+        layers=[layer_with(), layer], norm=meta(HIDDEN), eps=1e-6, heads=[meta(VOCAB, HIDDEN) for _ in range(3)],
+        rope=(ANGLES, ANGLES),
+    )  # fmt: skip
+    return PredictorWeights(**(usual | parts))
+
+
+def test_released_shape_is_taken_in_bf16_and_where_fp8_keeps_it() -> None:
+    assert has_released_shape(weights_with())
+    kept = in_fp8(NUM_QKV, HIDDEN, plain=meta(NUM_QKV, HIDDEN))
+    assert has_released_shape(weights_with(qkv=kept, heads=[in_fp8(VOCAB, HIDDEN, plain=meta(VOCAB, HIDDEN))]))
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "fp32": dict(qkv=meta(NUM_QKV, HIDDEN, dtype=torch.float32)),
+    "fp16 norm": dict(norm=meta(HIDDEN, dtype=torch.float16)),
+    "bias": dict(qkv_bias=meta(NUM_QKV)),
+    "no norms of heads": dict(qk_norms=None),
+    "short norm of keys": dict(qk_norms=(meta(HEAD_SIZE), meta(HEAD_SIZE // 2))),
+    "fp8": dict(down=in_fp8(HIDDEN, NUM_INNER)),
+    "fp8 head": dict(heads=[meta(VOCAB, HIDDEN), in_fp8(VOCAB, HIDDEN)]),
+    "int4": dict(gate_up=Int4Weight(meta(2 * NUM_INNER, HIDDEN // 2, dtype=torch.uint8), meta(2 * NUM_INNER, 8))),
+    "other gate_up": dict(gate_up=meta(2 * HIDDEN, HIDDEN)),
+    "other out": dict(out=meta(HIDDEN, HIDDEN)),
+    "other norm": dict(after=meta(2 * HIDDEN)),
+    "other head": dict(heads=[meta(VOCAB + 1, HIDDEN)]),
+    "transposed": dict(down=meta(NUM_INNER, HIDDEN).T),
+    "not aligned": dict(norm=torch.zeros(HIDDEN + 1, dtype=torch.bfloat16)[1:]),
+    "more positions": dict(rope=(meta(32, HEAD_SIZE // 2, dtype=torch.float32), ANGLES)),
+    "bf16 angles": dict(rope=(ANGLES, ANGLES.bfloat16())),
+}
+
+
+@pytest.mark.parametrize("changed", OTHERS.values(), ids=OTHERS)
+def test_other_weights_are_not_taken(changed: dict[str, Any]) -> None:
+    assert not has_released_shape(weights_with(**changed))
+
+
+@pytest.mark.parametrize(("num_multiprocessors", "wanted"), [(NUM_PROGRAMS, True), (NUM_PROGRAMS - 1, False)])
+def test_each_program_needs_a_multiprocessor(
+    monkeypatch: pytest.MonkeyPatch, num_multiprocessors: int, wanted: bool
+) -> None:
+    device = SimpleNamespace(multi_processor_count=num_multiprocessors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
+    assert not fits(weights_with())
+    monkeypatch.setattr(launched_predictor, "has_released_shape", lambda weights: weights.eps == 1e-6)
+    norm: Any = SimpleNamespace(is_cuda=True, device="cuda:0")
+    assert fits(weights_with(norm=norm)) is wanted
+    assert not fits(weights_with(norm=norm, eps=1e-5))
+
+
+@pytest.mark.parametrize("module", ["engine.ops.triton_predictor", "engine.ops.triton_exchange"])
+def test_without_gluon_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    for name in ("engine.ops.triton_predictor", "engine.ops.triton_exchange"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert import_kernel() is None
+
+
+# -- with Triton, and without a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded() -> Callable[..., list[str]]:
+    """Tells the names of the kernels that ``run`` launches, which do not run."""
+
+    def names_of(run: Callable[[], object]) -> list[str]:
+        names: list[str] = []
+        with intercept(lambda kernel, grid, args, options: names.append(f"{kernel.fn.__name__} {grid}")):
+            run()
+        return names
+
+    return names_of
+
+
+@pytest.fixture
+def launched() -> LaunchedPredictor:
+    """Of weights that are zeros, on the CPU."""
+    pytest.importorskip("triton")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Gluon has no interpreter")
+    from engine.ops.triton_ops import TritonOps
+
+    def zeros(weight: Weight) -> torch.Tensor:
+        return torch.zeros(weight.shape, dtype=torch.bfloat16)
+
+    layers = [
+        layer._replace(
+            norm=zeros(layer.norm), qkv=zeros(layer.qkv), qk_norms=tuple(map(zeros, layer.qk_norms or ())),
+            out=zeros(layer.out), after=zeros(layer.after), gate_up=zeros(layer.gate_up), down=zeros(layer.down),
+        )
+        for layer in weights_with().layers
+    ]  # fmt: skip
+    table = torch.zeros(NUM_POSITIONS, HEAD_SIZE // 2)
+    weights = PredictorWeights(layers, zeros(meta(HIDDEN)), 1e-6, [zeros(meta(VOCAB, HIDDEN))] * 15, (table, table))
+    return LaunchedPredictor(TritonOps(), weights, import_kernel())
+
+
+def inputs_of(num_rows: int, num_tokens: int = 1) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.zeros(num_tokens, num_rows, HIDDEN, dtype=torch.bfloat16))
+
+
+def cache_of(num_rows: int) -> torch.Tensor:
+    return torch.zeros(2, 2, num_rows, NUM_POSITIONS, 8, HEAD_SIZE, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2])
+def test_few_rows_take_a_launch_for_each_position(
+    launched: LaunchedPredictor, recorded: Callable[..., list[str]], num_tokens: int
+) -> None:
+    def run(num_rows: int) -> list[str]:
+        return recorded(lambda: launched.run(inputs_of(num_rows, num_tokens), cache_of(num_rows), 0, 1))
+
+    assert run(1) == run(MAX_ROWS) == [f"predictor_pass_kernel ({NUM_PROGRAMS},)"] * num_tokens
+    other = run(MAX_ROWS + 1)
+    assert other
+    assert not any(name.startswith("predictor_pass_kernel") for name in other)
+
+
+def test_status_tells_whether_a_pass_of_the_frame_failed(launched: LaunchedPredictor) -> None:
+    finite, out = torch.tensor([True, False]), torch.full((2, 3), 7, dtype=torch.int32)
+
+    def status() -> list[int]:
+        launched.write_status(finite, out[:, -1])
+        found: list[int] = out[:, -1].tolist()
+        return found
+
+    launched.begin(2)
+    assert status() == [1, 0]
+    launched.failed.fill_(1)
+    launched.words[0, 5] = 0
+    assert max(status()) < 0
+    launched.begin(2)
+    assert (launched.words[0] == -1).all()
+    assert status() == [1, 0]
+    assert (out[:, :-1] == 7).all()
+
+
+def test_status_of_more_rows_does_not_depend_on_an_earlier_frame(launched: LaunchedPredictor) -> None:
+    finite = torch.arange(MAX_ROWS + 1) != 4
+    out = torch.full((MAX_ROWS + 1,), 7, dtype=torch.int32)
+    launched.failed.fill_(1)
+    launched.begin(len(finite))
+    launched.write_status(finite, out)
+    assert torch.equal(out, finite.int())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: LaunchedPredictor) -> Path:
+    """Compile for Hopper without one, into an empty cache."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from engine.ops.compile_worker import TargetDriver
+
+    class HopperDriver(TargetDriver):
+        def get_current_stream(self, device: str) -> int:
+            return 0
+
+    kernel = launched.kernel
+    monkeypatch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
+    monkeypatch.setattr(driver, "_active", HopperDriver(GPUTarget("cuda", 90, 32)))
+    monkeypatch.setattr(parallel_compile, "MAX_PROCESSES", 1)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def run_some(launched: LaunchedPredictor) -> None:
+    for num_rows in (1, 3, 8):
+        for start in (1, 2, 15):
+            launched.run(inputs_of(num_rows), cache_of(num_rows), start, 1)
+
+
+def test_one_kernel_for_all_rows_and_positions_fits_a_multiprocessor(cache: Path, launched: LaunchedPredictor) -> None:
+    with record_requests(print) as requests:
+        run_some(launched)
+    [request] = requests
+    compiled = launched.kernel.preload(request.specialization)
+    assert compiled.metadata.shared <= SHARED_KIB[90] * 1024
+    assert compiled.metadata.launch_cooperative_grid
+    from triton import knobs
+
+    if Path(knobs.nvidia.cuobjdump.path).exists():
+        _, stack = registers_and_stack(compiled.asm["cubin"])
+        assert stack <= MAX_STACK
+
+
+def test_kernel_that_a_process_compiled_is_not_compiled_again(
+    cache: Path, launched: LaunchedPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton import knobs
+
+    loaded: list[str] = []
+
+    def load(request: Any) -> None:
+        loaded.append(request.name)
+        launched.kernel.preload(request.specialization)
+
+    monkeypatch.setattr(parallel_compile, "load_kernel", load)
+    assert compile_kernels(lambda: run_some(launched))
+    assert loaded == ["predictor_pass_kernel"]
+    assert len(list(cache.glob("*/*.cubin"))) == 1
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **asked: pytest.fail(str(asked)))
+    with intercept(lambda kernel, grid, args, options: kernel.warmup(*args, grid=grid, **options)):
+        run_some(launched)
+
+
+# -- on Hopper -------------------------------------------------------------------------------------------------------
+
+
+def is_large_hopper() -> bool:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        return False
+    return torch.cuda.get_device_properties(0).multi_processor_count >= NUM_PROGRAMS
+
+
+on_hopper = pytest.mark.skipif(not is_large_hopper(), reason="needs CUDA of Hopper with 128 multiprocessors")
+
+
+@dataclass
+class Predictors:
+    """Passes over the same weights: a launch for each position, for each operation, and the reference in fp32."""
+
+    launched: LaunchedPredictor
+    operations: PredictorPasses
+    exact: PredictorPasses
+
+    def run(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of a frame by a launch for each position, and its keys and values."""
+        cache = new_cache(inputs)
+        return run_frame(self.launched, inputs, cache), cache
+
+    @property
+    def is_failed(self) -> bool:
+        return bool(self.launched.failed.item())
+
+
+@pytest.fixture(scope="module")
+def predictors() -> Predictors:
+    from engine.ops.triton_ops import TritonOps
+
+    torch.manual_seed(0)
+    weights, ops = random_weights(torch.device("cuda")), TritonOps()
+    exact = PredictorPasses(ReferenceOps(), in_fp32(weights))
+    launched = ops.predictor_passes(weights)
+    assert isinstance(launched, LaunchedPredictor)
+    return Predictors(launched, PredictorPasses(ops, weights), exact)
+
+
+def frame_inputs(num_rows: int) -> torch.Tensor:
+    torch.manual_seed(num_rows)
+    return random_inputs(num_rows, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_launched_frame_is_as_near_to_fp32_as_its_operations(predictors: Predictors, num_rows: int) -> None:
+    inputs = frame_inputs(num_rows)
+    caches = [new_cache(inputs), new_cache(inputs), new_cache(inputs.float())]
+    found = run_frame(predictors.launched, inputs, caches[0])
+    usual = run_frame(predictors.operations, inputs, caches[1])
+    exact = run_frame(predictors.exact, inputs.float(), caches[2])
+    assert rms_error(found, exact) <= MAX_RATIO * rms_error(usual, exact)
+    for layer in range(len(predictors.launched.weights.layers)):
+        for which in (0, 1):
+            ours, theirs, wanted = (cache[layer, which] for cache in caches)
+            assert rms_error(ours, wanted) <= MAX_RATIO * rms_error(theirs, wanted)
+            errors = [rms_error(ours[:, i], wanted[:, i]) for i in range(NUM_POSITIONS)]
+            assert max(errors) < MAX_ERROR
+    assert not predictors.is_failed
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_replayed_frame_has_the_same_bits(predictors: Predictors, num_rows: int) -> None:
+    inputs = frame_inputs(num_rows)
+    wanted, wanted_cache = predictors.run(inputs)
+    cache, logits = new_cache(inputs), torch.empty_like(wanted)
+    replay = captured(lambda: logits.copy_(run_frame(predictors.launched, inputs, cache)))
+    for _ in range(50):
+        cache.fill_(torch.nan)
+        logits.fill_(torch.nan)
+        replay()
+        assert torch.equal(logits, wanted)
+        assert torch.equal(cache, wanted_cache)
+    assert not predictors.is_failed
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("rows", [[0], [5], [7], [2, 4, 6]], ids=str)
+def test_row_does_not_depend_on_the_others(predictors: Predictors, rows: list[int]) -> None:
+    inputs = frame_inputs(MAX_ROWS)
+    logits, cache = predictors.run(inputs)
+    found, found_cache = predictors.run(inputs[:, rows].contiguous())
+    assert torch.equal(found, logits[:, rows])
+    assert torch.equal(found_cache, cache[:, :, rows])
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_row_that_is_not_finite_spoils_no_other(predictors: Predictors) -> None:
+    """Its inputs have the bits of a word that is not there yet."""
+    inputs = frame_inputs(3)
+    logits, cache = predictors.run(inputs)
+    inputs.view(torch.int16)[4, 1] = -1
+    found, found_cache = predictors.run(inputs)
+    assert torch.equal(found[:, [0, 2]], logits[:, [0, 2]])
+    assert torch.equal(found_cache[:, :, [0, 2]], cache[:, :, [0, 2]])
+    assert found[3:, 1].isnan().all()
+    assert not predictors.is_failed
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_more_rows_take_a_launch_for_each_operation(predictors: Predictors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictors.launched, "launch", lambda *_: pytest.fail("launched"))
+    inputs = frame_inputs(MAX_ROWS + 1)
+    found, cache = predictors.run(inputs)
+    other = new_cache(inputs)
+    assert torch.equal(found, run_frame(predictors.operations, inputs, other))
+    assert torch.equal(cache, other)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_launch_with_a_missing_program_ends_and_the_next_frames_are_right(
+    predictors: Predictors, monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    launched = predictors.launched
+    finite, status = torch.tensor([True, False, True], device="cuda"), torch.zeros(3, dtype=torch.int32, device="cuda")
+    frames = {rows: frame_inputs(rows) for rows in (3, MAX_ROWS)}
+    wanted = {rows: predictors.run(inputs) for rows, inputs in frames.items()}
+    torch.cuda.synchronize()
+    with monkeypatch.context() as patch:
+        patch.setattr(launched_predictor, "NUM_PROGRAMS", NUM_PROGRAMS - 1)
+        start = time.perf_counter()
+        predictors.run(frame_inputs(num_rows))
+        torch.cuda.synchronize()
+    assert time.perf_counter() - start < MAX_GIVE_UP_S
+    launched.write_status(finite, status)
+    assert (status < 0).all()
+    for rows, inputs in frames.items():
+        found = predictors.run(inputs)
+        assert all(map(torch.equal, found, wanted[rows]))
+    launched.write_status(finite, status)
+    assert status.tolist() == [1, 0, 1]
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_frames_of_two_predictors_at_once_do_not_wait_for_each_other(predictors: Predictors) -> None:
+    """Each launch needs nearly all multiprocessors, and has all or none."""
+    inputs = frame_inputs(MAX_ROWS)
+    wanted, _ = predictors.run(inputs)
+    launched = predictors.launched
+    others = [LaunchedPredictor(launched.ops, launched.weights, launched.kernel) for _ in range(2)]
+    found = [torch.empty_like(wanted) for _ in others]
+    replays = [
+        captured(lambda logits=logits, other=other: logits.copy_(run_frame(other, inputs, new_cache(inputs))))
+        for logits, other in zip(found, others, strict=True)
+    ]
+    streams = [torch.cuda.Stream() for _ in others]
+    for _ in range(100):
+        for stream, replay in zip(streams, replays, strict=True):
+            with torch.cuda.stream(stream):
+                replay()
+    torch.cuda.synchronize()
+    assert not any(other.failed.item() for other in others)
+    assert all(torch.equal(logits, wanted) for logits in found)
