@@ -129,7 +129,7 @@ class MessageSplitter:
         self._rest = bytearray()
 
     def push(self, part: bytes) -> list[bytes]:
-        """As many as have come, none while one is not all there. Raises ``ValueError`` for one that is too long."""
+        """As many as have come, none while one is not all there. Raises ``IpcError`` for one that is too long."""
         rest = self._rest
         rest += part
         messages, at = [], 0

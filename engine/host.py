@@ -41,6 +41,7 @@ from engine.ipc import (
     DrainMessage,
     EncodeVoice,
     HelloMessage,
+    IpcError,
     PrefetchVoice,
     RequestCommand,
     StatsMessage,
@@ -257,7 +258,7 @@ class EngineHost:
 
     def _execute_request_command(self, gateway: GatewayConnection, command: RequestCommand) -> None:
         if not 0 < command.epoch < 1 << EPOCH_BITS:
-            raise ValueError(f"epoch is {command.epoch}; it must lie in 1..{(1 << EPOCH_BITS) - 1}")
+            raise IpcError(f"epoch is {command.epoch}; it must lie in 1..{(1 << EPOCH_BITS) - 1}")
         if isinstance(command, SubmitRequest) and not self._validate_request(gateway, command):
             return
         self.loop.send(msgspec.structs.replace(command, epoch=gateway.number << EPOCH_BITS | command.epoch))
@@ -265,7 +266,7 @@ class EngineHost:
     def _validate_request(self, gateway: GatewayConnection, command: SubmitRequest) -> bool:
         """Check a request, here and nowhere else; a bad one ends with its terminal event."""
         if command.epoch in gateway.active:
-            raise ValueError(f"epoch {command.epoch} is in use")
+            raise IpcError(f"epoch {command.epoch} is in use")
         request = command.request
         try:
             check_request(request, self.info, self.config.max_text_chars)
@@ -331,7 +332,7 @@ def encoding_error(number: int, error: BaseException) -> VoiceEncoded:
 
 def log_gateway_error(number: int, error: Exception) -> None:
     """Log why a gateway's connection ends: it broke, what came was invalid, or the engine has a fault."""
-    if isinstance(error, OSError | msgspec.DecodeError | ValueError):
+    if isinstance(error, OSError | msgspec.DecodeError | IpcError):
         log.warning("gateway %d: %s", number, error)
     else:
         log_internal_error(f"reading gateway {number} failed", error)

@@ -125,6 +125,10 @@ _command_decoder = msgspec.msgpack.Decoder(Command)
 _message_decoder = msgspec.msgpack.Decoder(Message)
 
 
+class IpcError(ValueError):
+    """What came from the other side cannot be right. Its message quotes no text of users."""
+
+
 def frame_message(payload: bytes) -> bytes:
     return LENGTH.pack(len(payload)) + payload
 
@@ -134,10 +138,10 @@ def encode(message: Command | Message) -> bytes:
 
 
 def message_size(header: bytes | bytearray, at: int = 0) -> int:
-    """Read the length of the message that begins there. Raises ``ValueError`` above ``MAX_MESSAGE_BYTES``."""
+    """Read the length of the message that begins there. Raises ``IpcError`` above ``MAX_MESSAGE_BYTES``."""
     size: int = LENGTH.unpack_from(header, at)[0]
     if size > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message has {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
+        raise IpcError(f"a message has {size} bytes; the limit is {MAX_MESSAGE_BYTES}")
     return size
 
 
@@ -192,4 +196,4 @@ def unpack_event(epoch: int, kind: str, fields: Sequence[Any]) -> Emitted:
             return epoch, msgspec.convert(fields[0], RequestFinished)
         case "released":
             return epoch, RequestReleased(*fields)
-    raise ValueError(f"unknown event kind {kind!r}")
+    raise IpcError(f"unknown event kind {kind!r}")

