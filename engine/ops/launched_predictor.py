@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from engine.ops.parallel_compile import launch
+from engine.ops.parallel_compile import KernelNotCached, is_compile_only, launch
 from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.stack import StackLayer
 from engine.weights.quantize import QuantizedWeight, Weight
@@ -32,9 +32,11 @@ NUM_QKV, NUM_INNER = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE, 3 * HIDDEN
 def import_kernel() -> Any | None:
     """Import the kernel; None where Triton has no Gluon as the kernel uses it, which Triton calls experimental."""
     try:
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401 - used by ``descriptor``
+
         from engine.ops.triton_predictor import predictor_pass_kernel
     except (ImportError, AttributeError) as error:
-        log.info("predictor passes take a launch for each operation: %s", error)
+        log.warning("predictor passes take a launch for each operation: %s", error)
         return None
     return predictor_pass_kernel
 
@@ -74,9 +76,12 @@ def has_released_shape(weights: PredictorWeights) -> bool:
             and has_shape(layer.down, HIDDEN, NUM_INNER)
         )
 
-    angles = (NUM_POSITIONS, HEAD_SIZE // 2)
+    def fits_rope(table: Tensor) -> bool:
+        is_fp32 = table.dtype == torch.float32 and table.is_contiguous()
+        return is_fp32 and table.shape == (NUM_POSITIONS, HEAD_SIZE // 2)
+
     return (
-        all(table.shape == angles and table.dtype == torch.float32 for table in weights.rope)
+        all(map(fits_rope, weights.rope))
         and has_shape(weights.norm, HIDDEN)
         and all(has_shape(head, VOCAB, HIDDEN) for head in weights.heads)
         and all(map(fits_layer, weights.layers))
@@ -109,6 +114,8 @@ class LaunchedPredictor(PredictorPasses):
         num_words = MAX_ROWS * NUM_QKV // 2 + COPIES.value * PIECES.value * PIECE.value
         self.words = torch.full((2, len(layers) * num_words), self.empty, dtype=torch.int32, device=device)
         self.failed = torch.zeros(1, dtype=torch.int32, device=device)
+        # Unknown until a launch was tried.
+        self._works: bool | None = None
 
     @staticmethod
     def tensor(weight: Weight) -> Tensor:
@@ -133,12 +140,37 @@ class LaunchedPredictor(PredictorPasses):
             self.failed.zero_()
 
     def run(self, inputs: Sequence[Tensor], cache: Tensor, start: int, codebook: int) -> Tensor:
-        if inputs[0].shape[0] > MAX_ROWS:
+        if inputs[0].shape[0] > MAX_ROWS or not self.works:
             return super().run(inputs, cache, start, codebook)
         ops = cast("TritonOps", self.ops)
         return [ops.predictor_pass(self, x, cache, position, codebook) for position, x in enumerate(inputs, start)][-1]
 
-    def launch(self, x: Tensor, cache: Tensor, position: int, codebook: int) -> Tensor:
+    @property
+    def works(self) -> bool:
+        """Return whether launches work. The first call that can run one tries it, unless a graph is captured before."""
+        if self._works is None:
+            if is_compile_only() or (self.failed.is_cuda and torch.cuda.is_current_stream_capturing()):
+                return True
+            self._works = self._try_launch()
+            self.begin(1)
+        return self._works
+
+    def _try_launch(self) -> bool:
+        x = self.weights.norm.new_zeros(1, HIDDEN)
+        cache = x.new_zeros(len(self.weights.layers), 2, 1, NUM_POSITIONS, NUM_KV_HEADS, HEAD_SIZE)
+        try:
+            self.run_position(x, cache, 0, 1)
+            if not self.failed.item():
+                return True
+        except (KernelNotCached, torch.OutOfMemoryError):
+            raise
+        except Exception:  # a Triton that compiles it in another way, a device that does not run it
+            log.warning("predictor passes take a launch for each operation", exc_info=True)
+        else:
+            log.warning("predictor passes take a launch for each operation: programs waited too long")
+        return False
+
+    def run_position(self, x: Tensor, cache: Tensor, position: int, codebook: int) -> Tensor:
         """Return the logits [N, V] of inputs x [N, H] at one position."""
         num_rows, weights = x.shape[0], self.weights
         logits = x.new_empty(num_rows, VOCAB)

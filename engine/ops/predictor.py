@@ -33,7 +33,7 @@ class PredictorPasses:
         self.ops, self.weights = ops, weights
 
     def begin(self, num_rows: int) -> None:
-        """Begin a frame of so many rows."""
+        """Begin a frame of ``num_rows`` rows."""
 
     def run(self, inputs: Sequence[Tensor], cache: Tensor, start: int, codebook: int) -> Tensor:
         """Return the logits [N, V] of ``codebook``'s code after the last of ``inputs``.

@@ -282,7 +282,7 @@ class TritonOps(ReferenceOps):
         self, launched: LaunchedPredictor, x: Tensor, cache: Tensor, position: int, codebook: int
     ) -> Tensor:
         """Return the logits [N, V] of one position of at most 8 rows; benchmarks record it here."""
-        return launched.launch(x, cache, position, codebook)
+        return launched.run_position(x, cache, position, codebook)
 
     def predictor_attention(
         self,

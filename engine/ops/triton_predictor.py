@@ -6,7 +6,7 @@ two sets take turns. There are copies, so that few multiprocessors load the same
 One warp copies weights into a ring in shared memory, two chunks at a time, and eight warps multiply. Loads of a
 multiprocessor complete in order, so loads of weights to registers, or many copies at once, would delay those of words.
 
-Measured in docs/experiments/gpu-kernels.md, "Predictor pass in one launch".
+Measured in docs/experiments/gpu-kernels.md, "Predictor positions in one launch, in the engine".
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +45,7 @@ ANGLES = torch.empty(NUM_POSITIONS, HEAD_SIZE // 2, device=META)
 # Bytes of spilled registers; 104 measured.
 MAX_STACK = 160
 # Of the error of keys, values and logits beside that of a launch for each operation, which for one row multiplies by
-# norms in fp32: 1.41 measured there for the first keys, at most 1.2 for others and for logits.
+# norms in fp32: 1.41 measured there for the first keys; 3 and 8 rows were within 1.3.
 MAX_RATIO = 1.5
 # Of keys and values of one position, in parts of their deviation; in bf16 below 0.01 with a launch for each operation.
 MAX_ERROR = 0.03
@@ -140,7 +141,7 @@ def test_without_gluon_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch, modul
 
 @pytest.fixture
 def recorded() -> Callable[..., list[str]]:
-    """Tells the names of the kernels that ``run`` launches, which do not run."""
+    """Return the names of the kernels that ``run`` launches, which do not run."""
 
     def names_of(run: Callable[[], object]) -> list[str]:
         names: list[str] = []
@@ -221,6 +222,37 @@ def test_status_of_more_rows_does_not_depend_on_an_earlier_frame(launched: Launc
     launched.begin(len(finite))
     launched.write_status(finite, out)
     assert torch.equal(out, finite.int())
+
+
+@pytest.mark.parametrize("fault", ["raises", "times out", None])
+def test_kernel_is_tried_once_and_replaced_if_it_does_not_work(
+    launched: LaunchedPredictor, caplog: pytest.LogCaptureFixture, fault: str | None
+) -> None:
+    positions: list[int] = []
+
+    class ScriptedKernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return self.launch
+
+        def launch(self, *args: Any, **options: Any) -> None:
+            positions.append(args[16])
+            if fault == "raises":
+                raise RuntimeError("no cooperative launch")
+            launched.failed.fill_(fault == "times out")
+
+    class ForwardingOps(ReferenceOps):
+        def predictor_pass(self, _: LaunchedPredictor, *args: Any) -> torch.Tensor:
+            return launched.run_position(*args)
+
+    launched.kernel, launched.ops = ScriptedKernel(), ForwardingOps()
+    launched.words[0] = 0
+    for position in (1, 2):
+        launched.run(inputs_of(1), cache_of(1), position, 1)
+    assert positions == ([0] if fault else [0, 1, 2])
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == bool(fault)
+    assert (launched.words[0] == -1).all()
+    assert not launched.failed.item()
 
 
 @pytest.fixture
@@ -342,9 +374,9 @@ def test_launched_frame_is_as_near_to_fp32_as_its_operations(predictors: Predict
     assert rms_error(found, exact) <= MAX_RATIO * rms_error(usual, exact)
     for layer in range(len(predictors.launched.weights.layers)):
         for which in (0, 1):
-            ours, theirs, wanted = (cache[layer, which] for cache in caches)
-            assert rms_error(ours, wanted) <= MAX_RATIO * rms_error(theirs, wanted)
-            errors = [rms_error(ours[:, i], wanted[:, i]) for i in range(NUM_POSITIONS)]
+            found_cache, usual_cache, wanted = (cache[layer, which] for cache in caches)
+            assert rms_error(found_cache, wanted) <= MAX_RATIO * rms_error(usual_cache, wanted)
+            errors = [rms_error(found_cache[:, i], wanted[:, i]) for i in range(NUM_POSITIONS)]
             assert max(errors) < MAX_ERROR
     assert not predictors.is_failed
 
@@ -394,7 +426,7 @@ def test_row_that_is_not_finite_spoils_no_other(predictors: Predictors) -> None:
 @pytest.mark.gpu
 @on_hopper
 def test_more_rows_take_a_launch_for_each_operation(predictors: Predictors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictors.launched, "launch", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(predictors.launched, "run_position", lambda *_: pytest.fail("launched"))
     inputs = frame_inputs(MAX_ROWS + 1)
     found, cache = predictors.run(inputs)
     other = new_cache(inputs)
@@ -436,16 +468,17 @@ def test_frames_of_two_predictors_at_once_do_not_wait_for_each_other(predictors:
     wanted, _ = predictors.run(inputs)
     launched = predictors.launched
     others = [LaunchedPredictor(launched.ops, launched.weights, launched.kernel) for _ in range(2)]
-    found = [torch.empty_like(wanted) for _ in others]
-    replays = [
-        captured(lambda logits=logits, other=other: logits.copy_(run_frame(other, inputs, new_cache(inputs))))
-        for logits, other in zip(found, others, strict=True)
-    ]
+    wrong = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in others]
+
+    def run(other: LaunchedPredictor, count: torch.Tensor) -> None:
+        logits = run_frame(other, inputs, new_cache(inputs))
+        count += (logits != wanted).any() | (other.failed != 0).any()
+
+    replays = [captured(partial(run, *pair)) for pair in zip(others, wrong, strict=True)]
     streams = [torch.cuda.Stream() for _ in others]
     for _ in range(100):
         for stream, replay in zip(streams, replays, strict=True):
             with torch.cuda.stream(stream):
                 replay()
     torch.cuda.synchronize()
-    assert not any(other.failed.item() for other in others)
-    assert all(torch.equal(logits, wanted) for logits in found)
+    assert [int(count) for count in wrong] == [0, 0]
