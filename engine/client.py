@@ -36,6 +36,7 @@ from engine.ipc import (
     EncodeVoice,
     EventsMessage,
     HelloMessage,
+    IpcError,
     Message,
     PrefetchVoice,
     StatsMessage,
@@ -257,7 +258,7 @@ class EngineClient:
         match message:
             case EventsMessage():
                 if message.num_pcm_bytes > MAX_MESSAGE_BYTES:
-                    raise ValueError(f"PCM has {message.num_pcm_bytes} bytes; the limit is {MAX_MESSAGE_BYTES}")
+                    raise IpcError(f"PCM has {message.num_pcm_bytes} bytes; the limit is {MAX_MESSAGE_BYTES}")
                 self._streams.dispatch(unpack_events(message, await reader.readexactly(message.num_pcm_bytes)))
             case StatsMessage(stats):
                 self._stats, self._num_submitted_since_stats = stats, 0
@@ -336,7 +337,7 @@ class EngineClient:
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:
-    """One message. Raises ``IncompleteReadError`` at the end of the stream, ``ValueError`` if it is too long."""
+    """One message. Raises ``IncompleteReadError`` at the end of the stream, ``IpcError`` if it is too long."""
     return await reader.readexactly(message_size(await reader.readexactly(LENGTH.size)))
 
 

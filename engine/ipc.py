@@ -146,7 +146,11 @@ def message_size(header: bytes | bytearray, at: int = 0) -> int:
 
 
 def decode_command(payload: bytes) -> Command:
-    return _command_decoder.decode(payload)
+    """Decode a message. Raises ``msgspec.DecodeError`` or ``IpcError``."""
+    try:
+        return _command_decoder.decode(payload)
+    except UnicodeDecodeError:
+        raise IpcError("a message has text that is not UTF-8") from None
 
 
 def decode_message(payload: bytes) -> Message:

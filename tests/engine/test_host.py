@@ -54,6 +54,7 @@ from engine.ipc import (
     PushRequestText,
     SubmitRequest,
     VoiceEncoded,
+    decode_command,
     decode_message,
     encode,
     frame_message,
@@ -332,6 +333,13 @@ def test_gateway_that_ends_or_breaks_the_protocol_is_forgotten(
         host.loop.sockets.add(end, lambda: None)
         end.close()
     host.loop.sockets.close()
+
+
+def test_text_that_is_no_utf8_is_an_invalid_message() -> None:
+    valid = encode(PushRequestText(1, "abcd"))[LENGTH.size :]
+    assert decode_command(valid) == PushRequestText(1, "abcd")
+    with pytest.raises(IpcError, match="not UTF-8"):
+        decode_command(valid.replace(b"abcd", b"ab\xff\xfe"))
 
 
 @pytest.mark.parametrize("has_thread", [False, True])
