@@ -35,7 +35,7 @@ def import_kernel() -> Any | None:
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401 - used by ``descriptor``
 
         from engine.ops.triton_predictor import predictor_pass_kernel
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         log.warning("predictor passes take a launch for each operation: %s", error)
         return None
     return predictor_pass_kernel
@@ -89,7 +89,8 @@ def has_released_shape(weights: PredictorWeights) -> bool:
 
 
 class LaunchedPredictor(PredictorPasses):
-    """Runs a position of at most ``MAX_ROWS`` rows in one launch, more rows as ``PredictorPasses``.
+    """Runs a position of at most ``MAX_ROWS`` rows in one launch; more rows, or all where that does not work, as
+    ``PredictorPasses``.
 
     The programs of a launch wait for words that others store. Two sets of words take turns: a position uses one and
     empties the other for its rows. ``begin`` empties the first set, so a frame does not depend on how the last one
@@ -147,7 +148,7 @@ class LaunchedPredictor(PredictorPasses):
 
     @property
     def works(self) -> bool:
-        """Return whether launches work. The first call that can run one tries it, unless a graph is captured before."""
+        """Return whether launches work: True until a call can try one. Graphs captured before keep their launches."""
         if self._works is None:
             if is_compile_only() or (self.failed.is_cuda and torch.cuda.is_current_stream_capturing()):
                 return True

@@ -16,13 +16,16 @@ from engine.runtime.step_model import StepTimeTable
 
 log = logging.getLogger(__name__)
 
+# Computations of at most this many rows always run before they are captured: kernels for few rows are tried there.
+FEW_ROWS = 8
+
 
 def capture_graphs(keys: Sequence[GraphKey]) -> None:
     """Capture all; kernels that Triton's cache lacks are compiled in parallel, for in sequence that takes a minute."""
 
     def capture(has_run: bool) -> None:
         for number, (graphs, key) in enumerate(keys, 1):
-            graphs.capture(*key, has_run=has_run)
+            graphs.capture(*key, has_run=has_run and key[0] > FEW_ROWS)
             log.debug("graph %d of %d: %s, %.1f s", number, len(keys), key, time.perf_counter() - start)
 
     def run_all() -> None:

@@ -226,9 +226,14 @@ def test_status_of_more_rows_does_not_depend_on_an_earlier_frame(launched: Launc
 
 @pytest.mark.parametrize("fault", ["raises", "times out", None])
 def test_kernel_is_tried_once_and_replaced_if_it_does_not_work(
-    launched: LaunchedPredictor, caplog: pytest.LogCaptureFixture, fault: str | None
+    launched: LaunchedPredictor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: str | None,
 ) -> None:
     positions: list[int] = []
+    replaced: list[int] = []
+    monkeypatch.setattr(PredictorPasses, "run", lambda passes, inputs, cache, start, codebook: replaced.append(start))
 
     class ScriptedKernel:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -249,10 +254,47 @@ def test_kernel_is_tried_once_and_replaced_if_it_does_not_work(
     for position in (1, 2):
         launched.run(inputs_of(1), cache_of(1), position, 1)
     assert positions == ([0] if fault else [0, 1, 2])
+    assert replaced == ([1, 2] if fault else [])
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == bool(fault)
     assert (launched.words[0] == -1).all()
     assert not launched.failed.item()
+
+
+class RaisingKernel:
+    def __init__(self, error: Exception) -> None:
+        self.error, self.num_launches = error, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self.launch
+
+    def launch(self, *args: Any, **options: Any) -> None:
+        self.num_launches += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [parallel_compile.KernelNotCached(), torch.OutOfMemoryError()], ids=repr)
+def test_kernel_that_cannot_be_tried_yet_is_tried_again(launched: LaunchedPredictor, error: Exception) -> None:
+    launched.kernel = kernel = RaisingKernel(error)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            launched.run(inputs_of(1), cache_of(1), 0, 1)
+    assert kernel.num_launches == 2
+
+
+def test_compilation_and_capture_do_not_try_the_kernel(
+    launched: LaunchedPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched.kernel = kernel = RaisingKernel(RuntimeError())
+    with intercept(lambda *_: None):
+        assert launched.works
+    with monkeypatch.context() as patch:
+        patch.setattr(launched, "failed", SimpleNamespace(is_cuda=True))
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert launched.works
+    assert not kernel.num_launches
+    assert not launched.works
+    assert kernel.num_launches == 1
 
 
 @pytest.fixture
@@ -354,6 +396,7 @@ def predictors() -> Predictors:
     exact = PredictorPasses(ReferenceOps(), in_fp32(weights))
     launched = ops.predictor_passes(weights)
     assert isinstance(launched, LaunchedPredictor)
+    assert launched.works
     return Predictors(launched, PredictorPasses(ops, weights), exact)
 
 
