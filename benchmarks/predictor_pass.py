@@ -152,7 +152,7 @@ def main() -> None:
     weights, ops = random_weights(DEVICE), TritonOps()
     exact = PredictorPasses(ReferenceOps(), in_fp32(weights))
     launched = ops.predictor_passes(weights)
-    if not isinstance(launched, LaunchedPredictor):
+    if not isinstance(launched, LaunchedPredictor) or not launched.works:
         parser.error("needs a GPU of compute capability 9.0 with 128 multiprocessors, and Gluon")
     rows = []
     for num_rows in args.rows:
