@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.ops.parallel_compile import KernelNotCached, is_compile_only, launch
 from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.stack import StackLayer
-from engine.weights.quantize import QuantizedWeight, Weight
+from engine.weights.quantize import QuantizedWeight, Weight, dense
 
 if TYPE_CHECKING:
     from engine.ops.triton_ops import TritonOps
@@ -26,14 +26,13 @@ NUM_PROGRAMS = 128
 HIDDEN, NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, VOCAB, NUM_POSITIONS = 1024, 16, 8, 128, 2048, 16
 # Bytes; the kernel reads whole vectors.
 ALIGNMENT = 16
+ANGLES = (NUM_POSITIONS, HEAD_SIZE // 2)
 NUM_QKV, NUM_INNER = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE, 3 * HIDDEN
 
 
 def import_kernel() -> Any | None:
     """Import the kernel; None where Triton has no Gluon as the kernel uses it, which Triton calls experimental."""
     try:
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor  # noqa: F401 - used by ``descriptor``
-
         from engine.ops.triton_predictor import predictor_pass_kernel
     except (ImportError, AttributeError, TypeError) as error:
         log.warning("predictor passes take a launch for each operation: %s", error)
@@ -77,8 +76,7 @@ def has_released_shape(weights: PredictorWeights) -> bool:
         )
 
     def fits_rope(table: Tensor) -> bool:
-        is_fp32 = table.dtype == torch.float32 and table.is_contiguous()
-        return is_fp32 and table.shape == (NUM_POSITIONS, HEAD_SIZE // 2)
+        return table.dtype == torch.float32 and table.is_contiguous() and table.shape == ANGLES
 
     return (
         all(map(fits_rope, weights.rope))
@@ -94,22 +92,21 @@ class LaunchedPredictor(PredictorPasses):
 
     The programs of a launch wait for words that others store. Two sets of words take turns: a position uses one and
     empties the other for its rows. ``begin`` empties the first set, so a frame does not depend on how the last one
-    ended. A program that waits too long sets ``failed``: the frame's codes are then not valid.
-
-    The layers' weights are copied: 157 MB in the released shape.
+    ended. A program that waits too long sets ``failed``: the frame's codes are then not valid. The layers' weights are
+    copied, 157 MB.
     """
 
     def __init__(self, ops: TritonOps, weights: PredictorWeights, kernel: Any) -> None:
         from engine.ops.triton_exchange import EMPTY
-        from engine.ops.triton_predictor import COPIES, PIECE, PIECES
+        from engine.ops.triton_predictor import COPIES, PIECE, PIECES, describe_weight
 
         super().__init__(ops, weights)
         self.kernel, self.empty, device = kernel, EMPTY.value, weights.norm.device
         layers = weights.layers
         # In the order of the kernel's arguments.
         layered = zip(*((layer.qkv, layer.out, layer.gate_up, layer.down) for layer in layers), strict=True)
-        self.products = [self.descriptor(torch.cat([self.tensor(each) for each in product])) for product in layered]
-        self.heads = [self.descriptor(self.tensor(head)) for head in weights.heads]
+        self.products = [describe_weight(torch.cat([dense(w, torch.bfloat16) for w in some])) for some in layered]
+        self.heads = [describe_weight(dense(head, torch.bfloat16)) for head in weights.heads]
         norms = [(layer.norm, *(layer.qk_norms or ()), layer.after) for layer in layers]
         self.norms = torch.tensor([[norm.data_ptr() for norm in row] for row in norms], device=device)
         num_words = MAX_ROWS * NUM_QKV // 2 + COPIES.value * PIECES.value * PIECE.value
@@ -117,23 +114,6 @@ class LaunchedPredictor(PredictorPasses):
         self.failed = torch.zeros(1, dtype=torch.int32, device=device)
         # Unknown until a launch was tried.
         self._works: bool | None = None
-
-    @staticmethod
-    def tensor(weight: Weight) -> Tensor:
-        found = bf16_tensor(weight)
-        assert found is not None
-        return found
-
-    @staticmethod
-    def descriptor(weight: Tensor) -> Any:
-        """Describe bf16 [out, in] as words of two inputs, in chunks as the kernel copies them."""
-        from triton.experimental.gluon import language as gl
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-        from engine.ops.triton_predictor import OUTPUTS, WIDTH
-
-        layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
-        return TensorDescriptor.from_tensor(weight.view(torch.int32), [OUTPUTS.value, WIDTH.value], layout)
 
     def begin(self, num_rows: int) -> None:
         if num_rows <= MAX_ROWS:

@@ -141,8 +141,9 @@ def poll_head(q, k, v, failed_ptr):
 
 
 @gluon.jit
-def publish(at, words, inside):
-    gl.inline_asm_elementwise(STORE, "=r,l,r,r", [at, words, inside], dtype=gl.int32, is_pure=False, pack=1)
+def publish(at, words, mask):
+    """Store words, each at once, so that another program loads all of it or nothing."""
+    gl.inline_asm_elementwise(STORE, "=r,l,r,r", [at, words, mask], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -11,10 +11,14 @@ Measured in docs/experiments/gpu-kernels.md, "Predictor positions in one launch,
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from engine.ops import launched_predictor
 from engine.ops.triton_exchange import (
     EMPTY,
     SPREAD,
@@ -43,7 +47,7 @@ from engine.ops.triton_exchange import (
 NORM, Q_NORM, K_NORM, AFTER, COLUMNS = (gl.constexpr(i) for i in range(5))
 # Copies of each vector; queries, keys and values have one.
 COPIES = gl.constexpr(4)
-MAX_ROWS = gl.constexpr(8)
+MAX_ROWS = gl.constexpr(launched_predictor.MAX_ROWS)
 # A chunk of weights: outputs, and words of two inputs.
 OUTPUTS, WIDTH = gl.constexpr(8), gl.constexpr(512)
 # Chunks of a layer: 4 for queries, keys and values, 2 for the output, 6 for gate and up, 3 for down.
@@ -77,6 +81,12 @@ STORE_PAIR = gl.constexpr("st.relaxed.gpu.global.b32 [$2], $4; mov.b32 $0, 0; mo
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------
+
+
+def describe_weight(weight: Tensor) -> TensorDescriptor:
+    """Describe bf16 [out, in] as words of two inputs, in chunks as the kernel copies them."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    return TensorDescriptor.from_tensor(weight.view(torch.int32), [OUTPUTS.value, WIDTH.value], layout)
 
 
 @gluon.constexpr_function
@@ -331,6 +341,25 @@ def multiply_head(chunks, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr
 
 
 @gluon.jit
+def input_offsets(rows):
+    """Offsets [row, word] of a norm's words and of a vector's; a thread without a row repeats the first."""
+    word = gl.expand_dims(gl.arange(0, WIDTH, gl.SliceLayout(0, TILE)), 0)
+    line = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, TILE)), 1)
+    line = gl.where(line < rows, line, 0)
+    return word + line * 0, word + line * WIDTH
+
+
+@gluon.jit
+def output_places():
+    """Output, row and copy of [output, row, copy]."""
+    output = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, SPREAD)))
+    row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPREAD)))
+    copy = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, SPREAD)))
+    output, row = gl.expand_dims(gl.expand_dims(output, 1), 2), gl.expand_dims(gl.expand_dims(row, 0), 2)
+    return output, row, gl.expand_dims(gl.expand_dims(copy, 0), 1)
+
+
+@gluon.jit
 def compute(
     chunks, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr, words_ptr, failed_ptr, eps, scale,
     start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr, D: gl.constexpr,
@@ -356,15 +385,8 @@ def compute(
     # The set of this launch, and where the other one is.
     words_ptr += start % 2 * (layers * layer_words)
     other = layers * layer_words * (1 - start % 2 * 2)
-    word = gl.expand_dims(gl.arange(0, WIDTH, gl.SliceLayout(0, TILE)), 0)
-    line = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, TILE)), 1)
-    # Without a row of its own a thread repeats the first.
-    line = gl.where(line < rows, line, 0)
-    norm_offset = word + line * 0
-    row_offset = word + line * WIDTH
-    output = gl.expand_dims(gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, SPREAD))), 1), 2)
-    row = gl.expand_dims(gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPREAD))), 0), 2)
-    copy = gl.expand_dims(gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, SPREAD))), 0), 1)
+    norm_offset, row_offset = input_offsets(rows)
+    output, row, copy = output_places()
     zeros = gl.full([8, 8, 4], 0, i32, SPREAD)
     mask = (row < rows).to(i32) + zeros
     # Of a pair of outputs one thread stores the word, the other empties its place in the other set.

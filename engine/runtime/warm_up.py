@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.ops.launched_predictor import MAX_ROWS
 from engine.ops.parallel_compile import run_compiled
 from engine.runtime.call_planner import CALL_FRAMES
 from engine.runtime.codec_runners import GraphCodec
@@ -16,16 +17,14 @@ from engine.runtime.step_model import StepTimeTable
 
 log = logging.getLogger(__name__)
 
-# Computations of at most this many rows always run before they are captured: kernels for few rows are tried there.
-FEW_ROWS = 8
-
 
 def capture_graphs(keys: Sequence[GraphKey]) -> None:
     """Capture all; kernels that Triton's cache lacks are compiled in parallel, for in sequence that takes a minute."""
 
     def capture(has_run: bool) -> None:
         for number, (graphs, key) in enumerate(keys, 1):
-            graphs.capture(*key, has_run=has_run and key[0] > FEW_ROWS)
+            # Those of few rows always run before: the predictor's kernel is tried there.
+            graphs.capture(*key, has_run=has_run and key[0] > MAX_ROWS)
             log.debug("graph %d of %d: %s, %.1f s", number, len(keys), key, time.perf_counter() - start)
 
     def run_all() -> None:
