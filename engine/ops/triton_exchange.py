@@ -16,6 +16,8 @@ MAX_LOADS, LOADS_PER_CHECK = gl.constexpr(1 << 16), gl.constexpr(64)
 EMPTY = gl.constexpr(-1)
 # [output or row, word]: four threads read 128 bytes of a line.
 TILE = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 8], [1, 0]))
+# [output, pair of inputs] of packed fp8: the 16 pairs of a thread, those of its words of TILE, lie together.
+PACKED_TILE = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [1, 8], [1, 0]))
 _LANES = [[0, 1, 0], [0, 2, 0], [0, 4, 0], [1, 0, 0], [2, 0, 0]]
 # [output, row, warp that has multiplied]: all warps' parts are in a thread, and four threads have the same.
 SUMS = gl.constexpr(
@@ -88,6 +90,32 @@ def product_asm(num_words, sets):
 @gluon.constexpr_function
 def product_constraints(num_words, sets):
     return ",".join(["=&f"] * sets * num_words + ["r"] * (sets + 1) * num_words)
+
+
+@gluon.constexpr_function
+def unpack_asm(num_words):
+    """Convert pairs of words of e4m3 to words of bf16: the bytes of a pair are the words' second, first, second, first.
+
+    An exponent of e4m3 is 120 less than that of bf16. The product adds it, and is exact for subnormal values too.
+    """
+    lines = ["{", ".reg .b32 t, u, two;", "mov.b32 two, 0x7B807B80;"]
+    for i in range(num_words):
+        pair = f"${num_words + i // 2}"
+        lines += [f"shr.u32 t, {pair}, 4;", f"mov.b32 u, {pair};"] if i % 2 == 0 else []
+        lines += [f"shl.b32 t, {pair}, 4;", f"shl.b32 u, {pair}, 8;"] if i % 2 else []
+        lines += ["and.b32 t, t, 0x07F007F0;", "and.b32 u, u, 0x80008000;", "or.b32 t, t, u;"]
+        lines += [f"mul.rn.bf16x2 ${i}, t, two;"]
+    return "\n".join([*lines, "}"])
+
+
+@gluon.constexpr_function
+def join_asm(num_words):
+    return "\n".join(f"mov.b32 ${i}, ${num_words + i};" for i in range(num_words))
+
+
+@gluon.constexpr_function
+def word_constraints(num_words, num_inputs):
+    return ",".join(["=&r"] * num_words + ["r"] * num_inputs)
 
 
 MULTIPLY_PAIRS = gl.constexpr("mul.rn.bf16x2 $0, $1, $2;")
@@ -178,6 +206,34 @@ def high(words):
 @gluon.jit
 def multiply_pairs(x, y):
     return gl.inline_asm_elementwise(MULTIPLY_PAIRS, "=r,r,r", [x, y], dtype=gl.int32, is_pure=True, pack=1)
+
+
+# -- weights in fp8 --------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def from_packed(words):
+    """Words [output, word] in TILE of those that a thread has of PACKED_TILE. Nothing moves."""
+    words = gl.permute(gl.reshape(words, [8, 8, 4, 2, 8]), (0, 3, 1, 2, 4))
+    return gl.convert_layout(gl.reshape(words, [8, 512]), TILE, assert_trivial=True)
+
+
+@gluon.jit
+def unpack(pairs):
+    """Words of bf16 of a chunk of packed e4m3, exactly."""
+    words = gl.inline_asm_elementwise(
+        unpack_asm(16), word_constraints(16, 8), [pairs], dtype=gl.int32, is_pure=True, pack=16
+    )
+    return from_packed(words)
+
+
+@gluon.jit
+def join(first_half, second_half):
+    """Words of two chunks of bf16, each of half of the inputs."""
+    words = gl.inline_asm_elementwise(
+        join_asm(16), word_constraints(16, 16), [first_half, second_half], dtype=gl.int32, is_pure=True, pack=16
+    )
+    return from_packed(words)
 
 
 # -- products --------------------------------------------------------------------------------------------------------

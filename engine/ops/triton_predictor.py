@@ -3,30 +3,36 @@
 Vectors go from program to program as words (``triton_exchange``). Each launch empties the words of the next one, and
 two sets take turns. There are copies, so that few multiprocessors load the same line of the L2 cache.
 
-One warp copies weights into a ring in shared memory, two chunks at a time, and eight warps multiply. Loads of a
+One warp copies weights into a ring in shared memory, 32 KiB at a time, and eight warps multiply. Loads of a
 multiprocessor complete in order, so loads of weights to registers, or many copies at once, would delay those of words.
+Weights of layers may be in fp8: they become bf16 in registers before a thread waits for the words that they multiply.
 
 Measured in docs/experiments/gpu-kernels.md, "Predictor positions in one launch, in the engine".
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from engine.ops import launched_predictor
 from engine.ops.triton_exchange import (
     EMPTY,
+    PACKED_TILE,
     SPREAD,
     SUMS,
     TILE,
     bits,
     dot,
     high,
+    join,
     low,
     multiply_pairs,
     new_parts,
@@ -41,6 +47,7 @@ from engine.ops.triton_exchange import (
     store_parts,
     sum_parts,
     two_dots,
+    unpack,
 )
 
 # Columns of the table of addresses.
@@ -48,12 +55,15 @@ NORM, Q_NORM, K_NORM, AFTER, COLUMNS = (gl.constexpr(i) for i in range(5))
 # Copies of each vector; queries, keys and values have one.
 COPIES = gl.constexpr(4)
 MAX_ROWS = gl.constexpr(launched_predictor.MAX_ROWS)
-# A chunk of weights: outputs, and words of two inputs.
+# A chunk of weights: outputs, and elements of two inputs, which are words in bf16.
 OUTPUTS, WIDTH = gl.constexpr(8), gl.constexpr(512)
 # Chunks of a layer: 4 for queries, keys and values, 2 for the output, 6 for gate and up, 3 for down.
 CHUNKS = gl.constexpr(15)
-# Chunks in the ring, and how many of them are copied at once.
-SLOTS, AHEAD = gl.constexpr(12), gl.constexpr(2)
+# Chunks in the ring in bf16 and in fp8, and bytes that are copied at once. A barrier that tells of free places counts
+# layers modulo two, so the ring has at most the chunks of a layer.
+SLOTS, FP8_SLOTS, AHEAD_BYTES = gl.constexpr(12), gl.constexpr(15), gl.constexpr(32 * 1024)
+# Scales of a program's outputs of a layer, eight for each group of chunks; room for those, and for layers.
+NUM_SCALES, SCALES, MAX_LAYERS = gl.constexpr(96), gl.constexpr(128), gl.constexpr(launched_predictor.MAX_LAYERS)
 # Words of a piece for all rows: half of an attention output, a residual stream, a third of the inputs of down.
 PIECE = gl.constexpr(8 * 512)
 PIECES = gl.constexpr(7)
@@ -71,6 +81,7 @@ MERGE = gl.constexpr(
         [8, 128],
     )
 )
+LINE = gl.constexpr(gl.BlockedLayout([1], [32], [8], [0]))
 # [channel, copy]
 ATTENDED = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -83,10 +94,32 @@ STORE_PAIR = gl.constexpr("st.relaxed.gpu.global.b32 [$2], $4; mov.b32 $0, 0; mo
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
-def describe_weight(weight: Tensor) -> TensorDescriptor:
-    """Describe bf16 [out, in] as words of two inputs, in chunks as the kernel copies them."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
-    return TensorDescriptor.from_tensor(weight.view(torch.int32), [OUTPUTS.value, WIDTH.value], layout)
+def describe_weight(weight: Tensor, dtype: torch.dtype) -> TensorDescriptor:
+    """Describe [out, in] as elements of ``dtype`` in chunks as the kernel copies them.
+
+    Elements of bf16 are int32, two inputs. With packed fp8 all are int16: two inputs, or one of a head in bf16.
+    """
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * dtype.itemsize, rank=2)
+    return TensorDescriptor.from_tensor(weight.view(dtype), [OUTPUTS.value, WIDTH.value], layout)
+
+
+def pack_fp8(weight: Tensor) -> Tensor:
+    """Reorder e4m3 [out, in] within each 1,024 inputs: the 32 bytes of a thread lie together, in ``unpack``'s order."""
+    # [out, 1,024 inputs, half, warp, thread of four, pair of words, word, input]
+    parts = weight.view(torch.uint8).unflatten(1, (-1, 2, 8, 4, 4, 2, 2))
+    return parts.permute(0, 1, 3, 4, 2, 5, 7, 6).flip(-1).flatten(1).view(torch.int16)
+
+
+def join_scales(scales: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Scales [program, layer, output] of the layers' products, in the order of the program's chunks."""
+    joined = scales[0][0].new_zeros(launched_predictor.NUM_PROGRAMS, MAX_LAYERS.value, SCALES.value)
+    for layer, (qkv, out, gate_up, down) in enumerate(scales):
+        # [head, half, four programs of it, channel]; [gate or up, third, program, channel]
+        qkv = qkv.unflatten(0, (-1, 2, 4, 16)).transpose(1, 2)
+        gate_up = gate_up.unflatten(0, (2, 3, -1, OUTPUTS.value)).permute(2, 1, 0, 3)
+        parts = [part.reshape(len(joined), -1) for part in (qkv, out, gate_up, down)]
+        joined[:, layer, : NUM_SCALES.value] = torch.cat(parts, 1)
+    return joined
 
 
 @gluon.constexpr_function
@@ -105,26 +138,53 @@ def new_barriers(NUM: gl.constexpr):
 
 @gluon.jit
 def wait_for_chunks(full, n, NUM: gl.constexpr):
+    slots: gl.constexpr = full.shape[0]
     for j in gl.static_range(NUM):
-        mbarrier.wait(full.index((n + j) % SLOTS), (n + j) // SLOTS & 1)
+        mbarrier.wait(full.index((n + j) % slots), (n + j) // slots & 1)
+
+
+@gluon.jit
+def load_chunk(ring, n):
+    slots: gl.constexpr = ring.shape[0]
+    layout: gl.constexpr = PACKED_TILE if ring.dtype == gl.int16 else TILE
+    return ring.index(n % slots).load(layout)
+
+
+@gluon.jit
+def words_of(chunk):
+    """Words of a chunk of a layer, which are bf16 or packed fp8."""
+    return unpack(chunk) if chunk.dtype == gl.int16 else chunk
 
 
 @gluon.jit
 def read_chunk(ring, n):
-    return ring.index(n % SLOTS).load(TILE)
+    return words_of(load_chunk(ring, n))
+
+
+@gluon.jit
+def read_head(ring, n, INDEX: gl.constexpr):
+    """Words of eight outputs of a head, whose chunks begin at ``n``."""
+    if ring.dtype == gl.int16:
+        words = join(load_chunk(ring, n + 2 * INDEX), load_chunk(ring, n + 2 * INDEX + 1))
+    else:
+        words = load_chunk(ring, n + INDEX)
+    return words
 
 
 @gluon.jit
 def copy_chunk(weight, row, column, ring, full, free, layer, CHUNK: gl.constexpr):
-    """Start to copy a chunk once its place is free and all but AHEAD of the earlier ones have come."""
+    """Start to copy a chunk once its place is free and all earlier ones but AHEAD_BYTES have come."""
+    slots: gl.constexpr = ring.shape[0]
+    num_bytes: gl.constexpr = OUTPUTS * WIDTH * ring.dtype.primitive_bitwidth // 8
+    ahead: gl.constexpr = AHEAD_BYTES // num_bytes
     n = layer * CHUNKS + CHUNK
-    slot = n % SLOTS
-    layers_back: gl.constexpr = 0 if CHUNK >= SLOTS else 1
+    slot = n % slots
+    layers_back: gl.constexpr = 0 if slots <= CHUNK else 1
     last = layer - layers_back
-    mbarrier.wait(free.index(product_of(CHUNK - SLOTS + layers_back * CHUNKS)), last & 1, pred=last >= 0)
-    earlier = gl.maximum(n - AHEAD, 0)
-    mbarrier.wait(full.index(earlier % SLOTS), earlier // SLOTS & 1, pred=n >= AHEAD)
-    mbarrier.expect(full.index(slot), OUTPUTS * WIDTH * 4)
+    mbarrier.wait(free.index(product_of(CHUNK - slots + layers_back * CHUNKS)), last & 1, pred=last >= 0)
+    earlier = gl.maximum(n - ahead, 0)
+    mbarrier.wait(full.index(earlier % slots), earlier // slots & 1, pred=n >= ahead)
+    mbarrier.expect(full.index(slot), num_bytes)
     tma.async_copy_global_to_shared(weight, [row, column], full.index(slot), ring.index(slot))
 
 
@@ -150,8 +210,10 @@ def copy_weights(
                 copy_chunk(gate_up, row, 0, ring, full, free, layer, j)
             else:
                 copy_chunk(down, layer * SIZE + pid * 8, (j - 12) * WIDTH, ring, full, free, layer, j)
-    for j in gl.static_range(2):
-        copy_chunk(head, pid * 16 + j * 8, 0, ring, full, free, layers, j)
+    # As int16, eight outputs of a head are two chunks.
+    parts: gl.constexpr = 32 // ring.dtype.primitive_bitwidth
+    for j in gl.static_range(2 * parts):
+        copy_chunk(head, pid * 16 + j // parts * 8, j % parts * WIDTH, ring, full, free, layers, j)
 
 
 # -- attention -------------------------------------------------------------------------------------------------------
@@ -243,11 +305,34 @@ def store_attended(total, out_words, other, D: gl.constexpr):
     )
 
 
+# -- scales of fp8 ---------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def copy_scales(scales_ptr, layers):
+    """Start to copy the program's scales of all layers: loads within a layer would delay those of words."""
+    scales = gl.allocate_shared_memory(gl.float32, [MAX_LAYERS, SCALES], PLAIN_1)
+    scales_ptr += gl.program_id(0) * (MAX_LAYERS * SCALES) + gl.arange(0, SCALES, LINE)
+    for layer in range(layers):
+        async_copy.async_copy_global_to_shared(scales.index(layer), scales_ptr + layer * SCALES)
+    async_copy.commit_group()
+    return scales
+
+
+@gluon.jit
+def sum_scaled(parts, scales, GROUP: gl.constexpr):
+    """Sum [output, row] of what all warps have stored, times the scales of a group of outputs if there are any."""
+    sums = sum_parts(parts)
+    if scales is not None:
+        sums *= gl.expand_dims(scales.slice(GROUP * 8, 8).load(gl.SliceLayout(1, gl.SliceLayout(2, SUMS))), 1)
+    return sums
+
+
 # -- the pass --------------------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def multiply_qkv(chunks, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr):
+def multiply_qkv(chunks, scales, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr):
     """Sums [output, row] of four chunks: two of first channels, then their partners half a head on."""
     ring, full, free = chunks
     wait_for_chunks(full, n, 4)
@@ -267,35 +352,39 @@ def multiply_qkv(chunks, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr)
     store_parts(part[3], y3)
     store_parts(part[4], squares(x))
     inverse = gl.rsqrt(sum_parts(part[4]) / SIZE + eps)
-    y0, y1 = sum_parts(part[0]) * inverse, sum_parts(part[1]) * inverse
-    return y0, y1, sum_parts(part[2]) * inverse, sum_parts(part[3]) * inverse
+    y0, y1 = sum_scaled(part[0], scales, 0) * inverse, sum_scaled(part[1], scales, 1) * inverse
+    return y0, y1, sum_scaled(part[2], scales, 2) * inverse, sum_scaled(part[3], scales, 3) * inverse
 
 
 @gluon.jit
-def multiply_out(chunks, n, at, own_part, failed_ptr):
+def multiply_out(chunks, scales, n, at, own_part, failed_ptr):
     ring, full, free = chunks
     wait_for_chunks(full, n, 2)
     w0, w1 = read_chunk(ring, n), read_chunk(ring, n + 1)
     mbarrier.arrive(free.index(1), count=1)
     x, y = poll_two(at, at + PIECE, failed_ptr)
     store_parts(own_part, dot(w0, x) + dot(w1, y))
-    return sum_parts(own_part)
+    return sum_scaled(own_part, scales, 4)
 
 
 @gluon.jit
-def multiply_gate_up(chunks, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr):
+def multiply_gate_up(chunks, scales, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr):
     """SwiGLU of three times eight outputs: each of [output, row]."""
     ring, full, free = chunks
     wait_for_chunks(full, n, 6)
     w0, w1, w2, w3 = read_chunk(ring, n), read_chunk(ring, n + 1), read_chunk(ring, n + 2), read_chunk(ring, n + 3)
+    if ring.dtype == gl.int16:
+        w4, w5 = load_chunk(ring, n + 4), load_chunk(ring, n + 5)
+        mbarrier.arrive(free.index(2), count=1)
     x = poll(at, failed_ptr)
     y = multiply_pairs(x, norm)
     y0, z0 = two_dots(w0, w1, y)
     y1, z1 = two_dots(w2, w3, y)
-    # Six chunks at once would not fit into the registers.
-    w0, w1 = read_chunk(ring, n + 4), read_chunk(ring, n + 5)
-    mbarrier.arrive(free.index(2), count=1)
-    y2, z2 = two_dots(w0, w1, y)
+    # Words of six chunks at once would not fit into the registers.
+    if ring.dtype != gl.int16:
+        w4, w5 = load_chunk(ring, n + 4), load_chunk(ring, n + 5)
+        mbarrier.arrive(free.index(2), count=1)
+    y2, z2 = two_dots(words_of(w4), words_of(w5), y)
     store_parts(part[0], y0)
     store_parts(part[1], y1)
     store_parts(part[2], y2)
@@ -304,9 +393,9 @@ def multiply_gate_up(chunks, n, at, norm, part, failed_ptr, eps, SIZE: gl.conste
     store_parts(part[5], z2)
     store_parts(part[6], squares(x))
     inverse = gl.rsqrt(sum_parts(part[6]) / SIZE + eps)
-    y0 = swiglu(sum_parts(part[0]) * inverse, sum_parts(part[3]) * inverse)
-    y1 = swiglu(sum_parts(part[1]) * inverse, sum_parts(part[4]) * inverse)
-    return y0, y1, swiglu(sum_parts(part[2]) * inverse, sum_parts(part[5]) * inverse)
+    y0 = swiglu(sum_scaled(part[0], scales, 5) * inverse, sum_scaled(part[3], scales, 6) * inverse)
+    y1 = swiglu(sum_scaled(part[1], scales, 7) * inverse, sum_scaled(part[4], scales, 8) * inverse)
+    return y0, y1, swiglu(sum_scaled(part[2], scales, 9) * inverse, sum_scaled(part[5], scales, 10) * inverse)
 
 
 @gluon.jit
@@ -315,22 +404,22 @@ def swiglu(gate, up):
 
 
 @gluon.jit
-def multiply_down(chunks, n, at, own_part, failed_ptr):
+def multiply_down(chunks, scales, n, at, own_part, failed_ptr):
     ring, full, free = chunks
     wait_for_chunks(full, n, 3)
     w0, w1, w2 = read_chunk(ring, n), read_chunk(ring, n + 1), read_chunk(ring, n + 2)
     mbarrier.arrive(free.index(3), count=1)
     x, y, z = poll_three(at, at + PIECE, at + 2 * PIECE, failed_ptr)
     store_parts(own_part, dot(w0, x) + dot(w1, y) + dot(w2, z))
-    return sum_parts(own_part)
+    return sum_scaled(own_part, scales, 11)
 
 
 @gluon.jit
 def multiply_head(chunks, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr):
-    """Logits [output, row] of two chunks. No chunk follows them."""
+    """Logits [output, row] of the last chunks, which are bf16."""
     ring, full, _ = chunks
-    wait_for_chunks(full, n, 2)
-    w0, w1 = read_chunk(ring, n), read_chunk(ring, n + 1)
+    wait_for_chunks(full, n, 2 * (32 // ring.dtype.primitive_bitwidth))
+    w0, w1 = read_head(ring, n, 0), read_head(ring, n, 1)
     x = poll(at, failed_ptr)
     y0, y1 = two_dots(w0, w1, multiply_pairs(x, norm))
     store_parts(part[0], y0)
@@ -361,8 +450,8 @@ def output_places():
 
 @gluon.jit
 def compute(
-    chunks, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr, words_ptr, failed_ptr, eps, scale,
-    start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr, D: gl.constexpr,
+    chunks, scales_ptr, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr, words_ptr, failed_ptr,
+    eps, scale, start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr, D: gl.constexpr,
     VOCAB: gl.constexpr, LENGTH: gl.constexpr,
 ):  # fmt: skip
     """Compute the program's outputs of each product. What it computes for one row does not depend on the others."""
@@ -374,6 +463,7 @@ def compute(
     bf16: gl.constexpr = gl.bfloat16
 
     pid = gl.program_id(0)
+    all_scales = None if scales_ptr is None else copy_scales(scales_ptr, layers)
     part = (new_parts(), new_parts(), new_parts(), new_parts(), new_parts(), new_parts(), new_parts())
     # Apart from those that a warp may still be reading.
     own_part = new_parts()
@@ -399,14 +489,17 @@ def compute(
     own_row = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SUMS))), 0)
     residual = gl.load(x_ptr + gl.where(own_row < rows, own_row, 0) * SIZE + pid * 8 + own_output).to(gl.float32)
     x_at = x_ptr.to(gl.pointer_type(i32)) + row_offset
+    if all_scales is not None:
+        async_copy.wait_group(0)
     for layer in range(layers):
         n = layer * CHUNKS
+        scales = None if all_scales is None else all_scales.index(layer)
         words = words_ptr + layer * layer_words
         shared = words + MAX_ROWS * qkv_words
         at = shared + pid % COPIES * copy_words + row_offset
         # -- queries, keys, values
         norm = gl.load(address(table_ptr, layer, NORM, i32) + norm_offset)
-        y0, y1, y2, y3 = multiply_qkv(chunks, n, x_at, norm, part, failed_ptr, eps, SIZE)
+        y0, y1, y2, y3 = multiply_qkv(chunks, scales, n, x_at, norm, part, failed_ptr, eps, SIZE)
         y0, y1 = spread(bits(y0) | (bits(y2) << 16)), spread(bits(y1) | (bits(y3) << 16))
         publish(words + own_qkv, gl.where(copy < 2, gl.where(copy % 2 == 0, y0, y1), EMPTY), mask)
         # -- attention: one head of one row
@@ -421,16 +514,16 @@ def compute(
                 softmax, HEADS, KV, D, LENGTH,
             )  # fmt: skip
         # -- output
-        residual = (residual + multiply_out(chunks, n + 4, at, own_part, failed_ptr)).to(bf16).to(gl.float32)
+        residual = (residual + multiply_out(chunks, scales, n + 4, at, own_part, failed_ptr)).to(bf16).to(gl.float32)
         publish(shared + 2 * PIECE + own, gl.where(is_even, pair_up(residual), EMPTY), mask)
         # -- gate and up
         norm = gl.load(address(table_ptr, layer, AFTER, i32) + norm_offset)
-        y0, y1, y2 = multiply_gate_up(chunks, n + 6, at + 2 * PIECE, norm, part, failed_ptr, eps, SIZE)
+        y0, y1, y2 = multiply_gate_up(chunks, scales, n + 6, at + 2 * PIECE, norm, part, failed_ptr, eps, SIZE)
         publish(shared + 3 * PIECE + own, gl.where(is_even, pair_up(y0), EMPTY), mask)
         publish(shared + 4 * PIECE + own, gl.where(is_even, pair_up(y1), EMPTY), mask)
         publish(shared + 5 * PIECE + own, gl.where(is_even, pair_up(y2), EMPTY), mask)
         # -- down
-        down = multiply_down(chunks, n + 12, at + 3 * PIECE, own_part, failed_ptr)
+        down = multiply_down(chunks, scales, n + 12, at + 3 * PIECE, own_part, failed_ptr)
         residual = (residual + down).to(bf16).to(gl.float32)
         publish(shared + 6 * PIECE + own, gl.where(is_even, pair_up(residual), EMPTY), mask)
         x_at = at + 6 * PIECE
@@ -443,24 +536,27 @@ def compute(
 
 @gluon.jit(do_not_specialize=["start", "rows", "layers"])
 def predictor_pass_kernel(
-    qkv, out, gate_up, down, head, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr, words_ptr,
-    failed_ptr, eps, scale, start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr,
-    D: gl.constexpr, VOCAB: gl.constexpr, LENGTH: gl.constexpr,
+    qkv, out, gate_up, down, head, scales_ptr, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr,
+    words_ptr, failed_ptr, eps, scale, start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr,
+    KV: gl.constexpr, D: gl.constexpr, VOCAB: gl.constexpr, LENGTH: gl.constexpr,
 ):  # fmt: skip
     """logits [rows, VOCAB] of inputs x [rows, SIZE] at position ``start``; ``cache`` [layers, 2, rows, LENGTH, KV, D].
 
-    Weights are descriptors, those of the layers of all layers one after another. ``table`` [layers, 4] has addresses
-    of norms. ``failed`` becomes 1 if a program has waited too long; logits are then anything.
+    Weights are descriptors, those of the layers of all layers one after another: packed fp8 with ``scales`` [programs,
+    MAX_LAYERS, SCALES], bf16 without. ``table`` [layers, 4] has addresses of norms. ``failed`` becomes 1 if a program
+    has waited too long; logits are then anything.
     """
-    ring = gl.allocate_shared_memory(gl.int32, [SLOTS, OUTPUTS, WIDTH], qkv.layout)
-    full, free = new_barriers(SLOTS), new_barriers(4)
+    slots: gl.constexpr = SLOTS if qkv.dtype == gl.int32 else FP8_SLOTS
+    ring = gl.allocate_shared_memory(qkv.dtype, [slots, OUTPUTS, WIDTH], qkv.layout)
+    full, free = new_barriers(slots), new_barriers(4)
     gl.warp_specialize(
         [
             (
                 compute,
                 (
-                    (ring, full, free), x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr,
-                    words_ptr, failed_ptr, eps, scale, start, rows, layers, SIZE, HEADS, KV, D, VOCAB, LENGTH,
+                    (ring, full, free), scales_ptr, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr,
+                    logits_ptr, words_ptr, failed_ptr, eps, scale, start, rows, layers, SIZE, HEADS, KV, D, VOCAB,
+                    LENGTH,
                 ),
             ),
             (copy_weights, ((qkv, out, gate_up, down, head), ring, full, free, layers, SIZE, HEADS, KV, D)),
