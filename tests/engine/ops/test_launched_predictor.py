@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -17,11 +18,21 @@ import torch
 
 from benchmarks.gpu_stages import captured
 from benchmarks.kernel_targets import SHARED_KIB, registers_and_stack
-from benchmarks.predictor_pass import in_fp32, new_cache, random_inputs, random_weights, rms_error, run_frame
+from benchmarks.predictor_pass import (
+    in_bf16,
+    in_fp8,
+    in_fp32,
+    new_cache,
+    random_inputs,
+    random_weights,
+    rms_error,
+    run_frame,
+)
 from engine.ops import launched_predictor, parallel_compile
 from engine.ops.launched_predictor import (
     HEAD_SIZE,
     HIDDEN,
+    MAX_LAYERS,
     MAX_ROWS,
     NUM_HEADS,
     NUM_INNER,
@@ -31,6 +42,7 @@ from engine.ops.launched_predictor import (
     VOCAB,
     LaunchedPredictor,
     fits,
+    fp8_products,
     has_released_shape,
     import_kernel,
 )
@@ -38,8 +50,9 @@ from engine.ops.parallel_compile import compile_kernels, intercept, record_reque
 from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.reference_ops import ReferenceOps
 from engine.ops.stack import StackLayer
-from engine.weights.quantize import Int4Weight, QuantizedWeight, Weight
+from engine.weights.quantize import Int4Weight, QuantizedWeight, Weight, quantize_and_retain
 
+PRECISIONS = ("bf16", "fp8")
 META = torch.device("meta")
 ANGLES = torch.empty(NUM_POSITIONS, HEAD_SIZE // 2, device=META)
 # Bytes of spilled registers; 104 measured.
@@ -60,7 +73,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device=META)
 
 
-def in_fp8(*shape: int, plain: torch.Tensor | None = None) -> QuantizedWeight:
+def meta_fp8(*shape: int, plain: torch.Tensor | None = None) -> QuantizedWeight:
     return QuantizedWeight(meta(*shape, dtype=torch.float8_e4m3fn), meta(shape[0], dtype=torch.float32), plain)
 
 
@@ -71,6 +84,14 @@ def layer_with(**changed: Any) -> StackLayer:
         down=meta(HIDDEN, NUM_INNER),
     )  # fmt: skip
     return StackLayer(**(usual | changed))
+
+
+def fp8_layer(**changed: Any) -> StackLayer:
+    usual: dict[str, Any] = dict(
+        qkv=meta_fp8(NUM_QKV, HIDDEN), out=meta_fp8(HIDDEN, NUM_HEADS * HEAD_SIZE),
+        gate_up=meta_fp8(2 * NUM_INNER, HIDDEN), down=meta_fp8(HIDDEN, NUM_INNER),
+    )  # fmt: skip
+    return layer_with(**(usual | changed))
 
 
 def weights_with(**changed: Any) -> PredictorWeights:
@@ -84,10 +105,21 @@ def weights_with(**changed: Any) -> PredictorWeights:
     return PredictorWeights(**(usual | parts))
 
 
-def test_released_shape_is_taken_in_bf16_and_where_fp8_keeps_it() -> None:
+def test_released_shape_is_taken_in_bf16_and_where_it_is_kept() -> None:
     assert has_released_shape(weights_with())
-    kept = in_fp8(NUM_QKV, HIDDEN, plain=meta(NUM_QKV, HIDDEN))
-    assert has_released_shape(weights_with(qkv=kept, heads=[in_fp8(VOCAB, HIDDEN, plain=meta(VOCAB, HIDDEN))]))
+    kept = meta_fp8(NUM_QKV, HIDDEN, plain=meta(NUM_QKV, HIDDEN))
+    assert has_released_shape(weights_with(qkv=kept, heads=[meta_fp8(VOCAB, HIDDEN, plain=meta(VOCAB, HIDDEN))]))
+
+
+def test_fp8_is_read_where_all_layers_have_it() -> None:
+    weights = weights_with(layers=[fp8_layer(), fp8_layer()])
+    assert has_released_shape(weights)
+    assert [[*map(id, some)] for some in fp8_products(weights)] == [
+        [id(layer.qkv), id(layer.out), id(layer.gate_up), id(layer.down)] for layer in weights.layers
+    ]
+    plain = meta_fp8(HIDDEN, NUM_INNER, plain=meta(HIDDEN, NUM_INNER))
+    assert not fp8_products(weights_with(down=plain))
+    assert not fp8_products(weights_with())
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -96,8 +128,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "bias": dict(qkv_bias=meta(NUM_QKV)),
     "no norms of heads": dict(qk_norms=None),
     "short norm of keys": dict(qk_norms=(meta(HEAD_SIZE), meta(HEAD_SIZE // 2))),
-    "fp8": dict(down=in_fp8(HIDDEN, NUM_INNER)),
-    "fp8 head": dict(heads=[meta(VOCAB, HIDDEN), in_fp8(VOCAB, HIDDEN)]),
+    "fp8": dict(down=meta_fp8(HIDDEN, NUM_INNER)),
+    "fp8 of another shape": dict(layers=[fp8_layer(), fp8_layer(down=meta_fp8(HIDDEN, HIDDEN))]),
+    "bf16 beside fp8": dict(layers=[fp8_layer(), fp8_layer(out=meta(HIDDEN, NUM_HEADS * HEAD_SIZE))]),
+    "more layers": dict(layers=(MAX_LAYERS + 1) * [layer_with()]),
+    "fp8 head": dict(heads=[meta(VOCAB, HIDDEN), meta_fp8(VOCAB, HIDDEN)]),
     "int4": dict(gate_up=Int4Weight(meta(2 * NUM_INNER, HIDDEN // 2, dtype=torch.uint8), meta(2 * NUM_INNER, 8))),
     "other gate_up": dict(gate_up=meta(2 * HIDDEN, HIDDEN)),
     "other out": dict(out=meta(HIDDEN, HIDDEN)),
@@ -152,8 +187,8 @@ def recorded() -> Callable[..., list[str]]:
     return names_of
 
 
-@pytest.fixture
-def launched() -> LaunchedPredictor:
+@pytest.fixture(params=PRECISIONS)
+def launched(request: pytest.FixtureRequest) -> LaunchedPredictor:
     """Of weights that are zeros, on the CPU."""
     pytest.importorskip("triton")
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -163,10 +198,14 @@ def launched() -> LaunchedPredictor:
     def zeros(weight: Weight) -> torch.Tensor:
         return torch.zeros(weight.shape, dtype=torch.bfloat16)
 
+    def product(weight: Weight) -> Weight:
+        plain = zeros(weight)
+        return quantize_and_retain(plain) if request.param == "fp8" else plain
+
     layers = [
         layer._replace(
-            norm=zeros(layer.norm), qkv=zeros(layer.qkv), qk_norms=tuple(map(zeros, layer.qk_norms or ())),
-            out=zeros(layer.out), after=zeros(layer.after), gate_up=zeros(layer.gate_up), down=zeros(layer.down),
+            norm=zeros(layer.norm), qkv=product(layer.qkv), qk_norms=tuple(map(zeros, layer.qk_norms or ())),
+            out=product(layer.out), after=zeros(layer.after), gate_up=product(layer.gate_up), down=product(layer.down),
         )
         for layer in weights_with().layers
     ]  # fmt: skip
@@ -181,6 +220,68 @@ def inputs_of(num_rows: int, num_tokens: int = 1) -> tuple[torch.Tensor, ...]:
 
 def cache_of(num_rows: int) -> torch.Tensor:
     return torch.zeros(2, 2, num_rows, NUM_POSITIONS, 8, HEAD_SIZE, dtype=torch.bfloat16)
+
+
+def run_asm(lines: str, inputs: list[int]) -> list[int]:
+    """Run assembly of 32-bit words without jumps, whose operands are first the results and then ``inputs``."""
+    operations: dict[str, Callable[..., int]] = {
+        "mov.b32": lambda a: a, "and.b32": lambda a, b: a & b, "or.b32": lambda a, b: a | b,
+        "shr.u32": lambda a, b: a >> b, "shl.b32": lambda a, b: a << b & 0xFFFFFFFF, "mul.rn.bf16x2": multiply_pairs,
+    }  # fmt: skip
+    statements = [line.split(None, 1) for line in lines.splitlines() if line.endswith(";") and line[0] != "."]
+    num_results = len({line.split(",")[0] for _, line in statements if line[0] == "$"})
+    values = {f"${num_results + i}": value for i, value in enumerate(inputs)}
+    for name, operands in statements:
+        result, *others = operands.rstrip(";").split(", ")
+        values[result] = operations[name](*(values[a] if a in values else int(a, 0) for a in others))
+    return [values[f"${i}"] for i in range(num_results)]
+
+
+def multiply_pairs(a: int, b: int) -> int:
+    x, y = (torch.tensor([word & 0xFFFF, word >> 16], dtype=torch.uint16).view(torch.bfloat16) for word in (a, b))
+    low, high = (x * y).view(torch.uint16).tolist()
+    return low | high << 16
+
+
+def as_words(weight: torch.Tensor) -> torch.Tensor:
+    return weight.contiguous().view(torch.int32).long() & 0xFFFFFFFF
+
+
+@pytest.fixture
+def kernels() -> Any:
+    pytest.importorskip("triton")
+    from engine.ops import triton_predictor
+
+    return triton_predictor
+
+
+def test_thread_unpacks_its_inputs_of_fp8_exactly(kernels: Any) -> None:
+    """Of a chunk each thread gets the words of bf16 that it would have read; so each value of fp8 is exact."""
+    from engine.ops.triton_exchange import unpack_asm
+
+    finite = torch.tensor([bits for bits in range(256) if bits & 127 != 127], dtype=torch.uint8)
+    weight = finite[torch.arange(8 * 2048) % len(finite)].view(8, 2048).view(torch.float8_e4m3fn)
+    packed, wanted = as_words(kernels.pack_fp8(weight)), as_words(weight.bfloat16())
+    asm = unpack_asm(16)
+    for output, chunk, warp, lane in itertools.product(range(8), range(2), range(8), range(4)):
+        pairs = packed[output, 256 * chunk + 32 * warp + 8 * lane :][:8].tolist()
+        in_tile = wanted[output, 512 * chunk + 32 * warp + 8 * lane :]
+        assert run_asm(asm, pairs) == [*in_tile[:8].tolist(), *in_tile[256:264].tolist()]
+
+
+def test_program_has_the_scales_of_its_outputs(kernels: Any) -> None:
+    """In the order of its chunks; a scale is the number of its output, of all products and layers."""
+    sizes = (NUM_QKV, HIDDEN, 2 * NUM_INNER, HIDDEN)
+    scales = [[torch.arange(float(size)) + 100_000 * i + 10_000 * j for j, size in enumerate(sizes)] for i in range(3)]
+    joined = kernels.join_scales(scales)
+    for program, layer in itertools.product((0, 1, 5, NUM_PROGRAMS - 1), range(3)):
+        head, channel = program // 4, program % 4 * 16
+        first = [head * HEAD_SIZE + channel + offset for offset in (0, 8, 64, 72)]
+        first += [10_000 + program * 8]
+        first += [20_000 + part * HIDDEN + program * 8 for part in (0, 3, 1, 4, 2, 5)]
+        first += [30_000 + program * 8]
+        wanted = torch.tensor([100_000.0 * layer + output + i for output in first for i in range(8)])
+        assert torch.equal(joined[program, layer, : len(wanted)], wanted)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2])
@@ -240,7 +341,7 @@ def test_kernel_is_tried_once_and_replaced_if_it_does_not_work(
             return self.launch
 
         def launch(self, *args: Any, **options: Any) -> None:
-            positions.append(args[16])
+            positions.append(args[17])
             if fault == "raises":
                 raise RuntimeError("no cooperative launch")
             launched.failed.fill_(fault == "times out")
@@ -387,12 +488,14 @@ class Predictors:
         return bool(self.launched.failed.item())
 
 
-@pytest.fixture(scope="module")
-def predictors() -> Predictors:
+@pytest.fixture(scope="module", params=PRECISIONS)
+def predictors(request: pytest.FixtureRequest) -> Predictors:
     from engine.ops.triton_ops import TritonOps
 
     torch.manual_seed(0)
     weights, ops = random_weights(torch.device("cuda")), TritonOps()
+    if request.param == "fp8":
+        weights = in_fp8(weights)
     exact = PredictorPasses(ReferenceOps(), in_fp32(weights))
     launched = ops.predictor_passes(weights)
     assert isinstance(launched, LaunchedPredictor)
@@ -422,6 +525,20 @@ def test_launched_frame_is_as_near_to_fp32_as_its_operations(predictors: Predict
             errors = [rms_error(found_cache[:, i], wanted[:, i]) for i in range(NUM_POSITIONS)]
             assert max(errors) < MAX_ERROR
     assert not predictors.is_failed
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_fp8_differs_from_its_values_in_bf16_by_rounding(predictors: Predictors, num_rows: int) -> None:
+    launched = predictors.launched
+    if launched.scales is None:
+        pytest.skip("has plain weights")
+    other = LaunchedPredictor(launched.ops, in_bf16(launched.weights), launched.kernel)
+    inputs = frame_inputs(num_rows)
+    found, _ = predictors.run(inputs)
+    assert other.scales is None
+    assert rms_error(found, run_frame(other, inputs, new_cache(inputs)).float()) < MAX_ERROR
 
 
 @pytest.mark.gpu
