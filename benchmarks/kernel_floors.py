@@ -132,12 +132,13 @@ def predictor_attention(
 
 def predictor_pass(launched: LaunchedPredictor, x: Tensor, cache: Tensor, position: int, codebook: int) -> Cost:
     """Position 0 counts its head, too, whose logits are not needed."""
-    weights = [described.base for described in (*launched.products, launched.heads[codebook - 1])]
-    num_values = sum(2 * weight.numel() for weight in weights)  # a word has two
+    products, head = [described.base for described in launched.products], launched.heads[codebook - 1].base
+    # An element of products is two inputs; heads are bf16.
+    num_values = sum(2 * weight.numel() for weight in products) + head.nbytes // 2
+    scales = 0 if launched.scales is None else 4 * sum(len(weight) for weight in products)
+    weights = sum(weight.nbytes for weight in (*products, head)) + scales
     past = 2 * len(x) * position * cache[0, 0, 0, 0].numel() * cache.shape[0] * cache.element_size()
-    return Cost(
-        sum(weight.nbytes for weight in weights) + past + 2 * x.nbytes, 2.0 * len(x) * num_values, f"{len(x)} rows"
-    )
+    return Cost(weights + past + 2 * x.nbytes, 2.0 * len(x) * num_values, f"{len(x)} rows")
 
 
 def ring_attention(qkv: Tensor, ring: Tensor, call: RingCall) -> Cost:

@@ -1,11 +1,14 @@
 """Check and time the predictor's positions of few rows, a launch each, against a launch for each operation.
 
-    python -m benchmarks.predictor_pass [--rows 1,4,8] [--replays 1000]
+    python -m benchmarks.predictor_pass [--precision fp8] [--rows 1,4,8] [--replays 1000]
 
-Random weights in the released shape, bf16, on a GPU of compute capability 9.0. Times are those of the 14 positions
-that a frame has behind its first pass, in a graph, alone and with ``sample_next``. ``rms`` is the error of a frame's
-logits against fp32, in parts of their deviation. ``different`` counts replays of a frame that differ from the first in
-a bit of logits, keys or values, or in which a program waited too long. The last line is JSON.
+Random weights in the released shape, on a GPU of compute capability 9.0. Times are those of the 14 positions that a
+frame has behind its first pass, in a graph, alone and with ``sample_next``. ``rms`` is the error of a frame's logits
+against fp32, in parts of their deviation. ``different`` counts replays of a frame that differ from the first in a bit
+of logits, keys or values, or in which a program waited too long. The last line is JSON.
+
+In fp8 all have the same values of weights: operations of more than two rows and the launch in bf16 read them rounded
+to bf16. ``rms_launches`` is the difference between the launches.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from engine.ops.params import SamplingTensors
 from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.reference_ops import ReferenceOps
 from engine.ops.stack import StackLayer, rope_tables
+from engine.weights.quantize import QuantizedWeight, Weight, dense, quantize
 
 NUM_LAYERS, EPS = 5, 1e-6
 # The first pass of a frame has two positions.
@@ -65,8 +69,36 @@ def random_weights(device: torch.device) -> PredictorWeights:
     )
 
 
+def in_fp8(weights: PredictorWeights) -> PredictorWeights:
+    """The same weights with the products of layers in fp8; what is retained in bf16 are their values in fp8."""
+
+    def quantized(weight: Weight) -> QuantizedWeight:
+        made = quantize(dense(weight, torch.bfloat16))
+        return made._replace(plain=made.dequantize(torch.bfloat16))
+
+    layers = [
+        layer._replace(
+            qkv=quantized(layer.qkv), out=quantized(layer.out), gate_up=quantized(layer.gate_up),
+            down=quantized(layer.down),
+        )
+        for layer in weights.layers
+    ]  # fmt: skip
+    return weights._replace(layers=layers)
+
+
+def in_bf16(weights: PredictorWeights) -> PredictorWeights:
+    """The same weights with the products of layers as they are retained in bf16."""
+    layers = [
+        StackLayer(*(part.plain if isinstance(part, QuantizedWeight) else part for part in layer))
+        for layer in weights.layers
+    ]
+    return weights._replace(layers=layers)
+
+
 def in_fp32(value: Any) -> Any:
     """The same weights, with all tensors in fp32."""
+    if isinstance(value, QuantizedWeight):
+        return value.dequantize(torch.float32)
     if isinstance(value, Tensor):
         return value.float()
     if isinstance(value, (PredictorWeights, StackLayer)):
@@ -143,6 +175,7 @@ def measure(passes: PredictorPasses, inputs: Tensor, exact: Tensor) -> dict[str,
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--rows", type=numbers, default=[1, 4, 8], help="at most 8 each")
     parser.add_argument("--replays", type=int, default=1000, help="that are compared bit by bit")
     args = parser.parse_args()
@@ -150,21 +183,30 @@ def main() -> None:
 
     torch.manual_seed(0)
     weights, ops = random_weights(DEVICE), TritonOps()
+    if args.precision == "fp8":
+        weights = in_fp8(weights)
     exact = PredictorPasses(ReferenceOps(), in_fp32(weights))
     launched = ops.predictor_passes(weights)
     if not isinstance(launched, LaunchedPredictor) or not launched.works:
         parser.error("needs a GPU of compute capability 9.0 with 128 multiprocessors, and Gluon")
+    measured = {"operations": PredictorPasses(ops, weights), "launch": launched}
+    if args.precision == "fp8":
+        measured["launch_bf16"] = ops.predictor_passes(in_bf16(weights))
     rows = []
     for num_rows in args.rows:
         inputs = random_inputs(num_rows, DEVICE)
         wanted = run_frame(exact, inputs.float(), new_cache(inputs.float()))
         found: dict[str, Any] = {"rows": num_rows}
-        for name, passes in (("operations", PredictorPasses(ops, weights)), ("launch", launched)):
+        for name, passes in measured.items():
             found[name] = measure(passes, inputs, wanted)
+        if "launch_bf16" in measured:
+            logits = (run_frame(measured[name], inputs, new_cache(inputs)) for name in ("launch", "launch_bf16"))
+            found["rms_launches"] = round(rms_error(*map(Tensor.float, logits)), 5)
         found["different"] = num_different(launched, inputs, args.replays)
         print(json.dumps(found), flush=True)
         rows.append(found)
-    print(json.dumps({"benchmark": "predictor_pass", "device": torch.cuda.get_device_name(DEVICE), "rows": rows}))
+    report = {"benchmark": "predictor_pass", "precision": args.precision, "rows": rows}
+    print(json.dumps(report | {"device": torch.cuda.get_device_name(DEVICE)}))
 
 
 if __name__ == "__main__":

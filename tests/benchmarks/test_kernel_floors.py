@@ -46,17 +46,20 @@ def test_attention_reads_the_positions_of_its_rows() -> None:
     assert cost.num_operations == 4 * (4 + 10) * heads * size
 
 
-def test_launched_position_reads_its_weights_and_the_positions_before() -> None:
-    """Weights are described as words of two inputs, those of all layers one after another."""
-    products, heads = (
-        [SimpleNamespace(base=torch.zeros(OUT, SIZE // 2, dtype=torch.int32)) for _ in range(count)] for count in (4, 2)
-    )
+@pytest.mark.parametrize("element", [torch.int32, torch.int16], ids=["bf16", "fp8"])
+def test_launched_position_reads_its_weights_and_the_positions_before(element: torch.dtype) -> None:
+    """Products are described as elements of two inputs, those of all layers one after another; heads are bf16."""
+    products = [SimpleNamespace(base=torch.zeros(OUT, SIZE // 2, dtype=element)) for _ in range(4)]
+    heads = [SimpleNamespace(base=torch.zeros(OUT, SIZE, dtype=torch.bfloat16).view(element)) for _ in range(2)]
+    is_fp8 = element == torch.int16
     layers, position, head_values = 3, 5, 2 * 16
     x = torch.zeros(ROWS, SIZE, dtype=torch.bfloat16)
     cache = torch.zeros(layers, 2, ROWS, 16, 2, 16, dtype=torch.bfloat16)
-    cost = COSTS["predictor_pass"](SimpleNamespace(products=products, heads=heads), x, cache, position, 2)
+    launched = SimpleNamespace(products=products, heads=heads, scales=torch.zeros(1) if is_fp8 else None)
+    cost = COSTS["predictor_pass"](launched, x, cache, position, 2)
     past = layers * 2 * ROWS * position * head_values
-    assert cost.num_bytes == 2 * (5 * OUT * SIZE + past + 2 * ROWS * SIZE)
+    weights = (4 * OUT * (SIZE + 4) if is_fp8 else 8 * OUT * SIZE) + 2 * OUT * SIZE
+    assert cost.num_bytes == weights + 2 * (past + 2 * ROWS * SIZE)
     assert cost.num_operations == 2 * 5 * ROWS * OUT * SIZE
 
 
