@@ -40,14 +40,16 @@ def poll_asm(num_words, vectors, wide):
     failed, check_mask = 2 * total, LOADS_PER_CHECK.value - 1
     loads = range(0, total, wide)
     lines = ["{", f".reg .pred p, q, p<{total}>;", f".reg .b32 c, t, v<{total}>;", "mov.b32 c, 0;"]
-    lines += [f"setp.eq.u32 p{i}, 0, 0;" for i in loads]
-    lines += ["POLL:"]
-    for i in loads:
-        values = ", ".join(f"v{i + j}" for j in range(wide))
-        place = i % num_words
-        # In TILE a thread has eight words in a row, and those 256 words on.
-        offset = place % 8 * 4 + place // 8 * 1024
-        lines += [f"@p{i} ld.relaxed.gpu.global.v{wide}.b32 {{{values}}}, [${total + i - place} + {offset}];"]
+    # The first loads have no predicate, or registers would keep what v had before throughout a loop around this.
+    for is_first in (True, False):
+        lines += [] if is_first else ["bra.uni FIRST;", "POLL:"]
+        for i in loads:
+            values = ", ".join(f"v{i + j}" for j in range(wide))
+            place = i % num_words
+            # In TILE a thread has eight words in a row, and those 256 words on.
+            at = f"[${total + i - place} + {place % 8 * 4 + place // 8 * 1024}]"
+            lines += [f"{'' if is_first else f'@p{i} '}ld.relaxed.gpu.global.v{wide}.b32 {{{values}}}, {at};"]
+    lines += ["FIRST:"]
     lines += ["add.u32 c, c, 1;", f"and.b32 t, c, {check_mask};", "setp.ne.u32 q, t, 0;", "@q bra CHECK;"]
     lines += [f"ld.relaxed.gpu.global.b32 t, [${failed}];", "setp.ne.u32 q, t, 0;", "@q bra DONE;", "CHECK:"]
     lines += [f"setp.ge.u32 q, c, {MAX_LOADS.value};"]
@@ -122,10 +124,10 @@ MULTIPLY_PAIRS = gl.constexpr("mul.rn.bf16x2 $0, $1, $2;")
 # The word of two neighboring outputs: those of a row are 8 lanes apart.
 PAIR_UP = gl.constexpr(
     """{
-    .reg .b32 t, u; .reg .pred p;
+    .reg .b32 t, u, v; .reg .pred p;
     shfl.sync.bfly.b32 t, $1, 8, 0x1f, 0xffffffff;
     mov.u32 u, %laneid; and.b32 u, u, 8; setp.eq.u32 p, u, 0;
-    @p cvt.rn.bf16x2.f32 $0, t, $1; @!p cvt.rn.bf16x2.f32 $0, $1, t;
+    cvt.rn.bf16x2.f32 u, t, $1; cvt.rn.bf16x2.f32 v, $1, t; selp.b32 $0, u, v, p;
     }"""
 )
 STORE = gl.constexpr("{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.relaxed.gpu.global.b32 [$1], $2; mov.b32 $0, 0; }")
