@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from engine.ops import launched_predictor
@@ -169,6 +169,14 @@ def read_head(ring, n, INDEX: gl.constexpr):
     else:
         words = load_chunk(ring, n + INDEX)
     return words
+
+
+@gluon.jit
+def free_places(free, PRODUCT: gl.constexpr):
+    """Let a product's chunks be replaced once all threads have read them."""
+    # Barriers of threads do not order copies after loads that have been issued, or a copy may overtake one.
+    fence_async_shared()
+    mbarrier.arrive(free.index(PRODUCT), count=1)
 
 
 @gluon.jit
@@ -337,7 +345,7 @@ def multiply_qkv(chunks, scales, n, at, norm, part, failed_ptr, eps, SIZE: gl.co
     ring, full, free = chunks
     wait_for_chunks(full, n, 4)
     w0, w1, w2, w3 = read_chunk(ring, n), read_chunk(ring, n + 1), read_chunk(ring, n + 2), read_chunk(ring, n + 3)
-    mbarrier.arrive(free.index(0), count=1)
+    free_places(free, 0)
     if n == 0:  # noqa: SIM108 - of a conditional expression both sides would run
         # The pass's inputs are there, and a word of them may have the value of EMPTY.
         x = gl.load(at)
@@ -361,7 +369,7 @@ def multiply_out(chunks, scales, n, at, own_part, failed_ptr):
     ring, full, free = chunks
     wait_for_chunks(full, n, 2)
     w0, w1 = read_chunk(ring, n), read_chunk(ring, n + 1)
-    mbarrier.arrive(free.index(1), count=1)
+    free_places(free, 1)
     x, y = poll_two(at, at + PIECE, failed_ptr)
     store_parts(own_part, dot(w0, x) + dot(w1, y))
     return sum_scaled(own_part, scales, 4)
@@ -375,7 +383,7 @@ def multiply_gate_up(chunks, scales, n, at, norm, part, failed_ptr, eps, SIZE: g
     w0, w1, w2, w3 = read_chunk(ring, n), read_chunk(ring, n + 1), read_chunk(ring, n + 2), read_chunk(ring, n + 3)
     if ring.dtype == gl.int16:
         w4, w5 = load_chunk(ring, n + 4), load_chunk(ring, n + 5)
-        mbarrier.arrive(free.index(2), count=1)
+        free_places(free, 2)
     x = poll(at, failed_ptr)
     y = multiply_pairs(x, norm)
     y0, z0 = two_dots(w0, w1, y)
@@ -383,7 +391,7 @@ def multiply_gate_up(chunks, scales, n, at, norm, part, failed_ptr, eps, SIZE: g
     # Words of six chunks at once would not fit into the registers.
     if ring.dtype != gl.int16:
         w4, w5 = load_chunk(ring, n + 4), load_chunk(ring, n + 5)
-        mbarrier.arrive(free.index(2), count=1)
+        free_places(free, 2)
     y2, z2 = two_dots(words_of(w4), words_of(w5), y)
     store_parts(part[0], y0)
     store_parts(part[1], y1)
@@ -408,7 +416,7 @@ def multiply_down(chunks, scales, n, at, own_part, failed_ptr):
     ring, full, free = chunks
     wait_for_chunks(full, n, 3)
     w0, w1, w2 = read_chunk(ring, n), read_chunk(ring, n + 1), read_chunk(ring, n + 2)
-    mbarrier.arrive(free.index(3), count=1)
+    free_places(free, 3)
     x, y, z = poll_three(at, at + PIECE, at + 2 * PIECE, failed_ptr)
     store_parts(own_part, dot(w0, x) + dot(w1, y) + dot(w2, z))
     return sum_scaled(own_part, scales, 11)
