@@ -1,11 +1,12 @@
-"""Check and time the predictor's positions of few rows, a launch each, against a launch for each operation.
+"""Check and time the predictor's positions of few rows in one launch each, against a launch for each operation.
 
     python -m benchmarks.predictor_pass [--precision fp8] [--rows 1,4,8] [--replays 1000]
 
 Random weights in the released shape, on a GPU of compute capability 9.0. Times are those of the 14 positions that a
-frame has behind its first pass, in a graph, alone and with ``sample_next``. ``rms`` is the error of a frame's logits
-against fp32, in parts of their deviation. ``different`` counts replays of a frame that differ from the first in a bit
-of logits, keys or values, or in which a program waited too long. The last line is JSON.
+frame has behind its first pass, in a graph, alone and with ``sample_next``. ``us_first`` is the time of the first pass
+with the beginning of the frame, ``us_first_apart`` that with its two positions one by one. ``rms`` is the error of a
+frame's logits against fp32, in parts of their deviation. ``different`` counts replays of a frame that differ from the
+first in a bit of logits, keys or values, or in which a program waited too long. The last line is JSON.
 
 In fp8 all have the same values of weights: operations of more than two rows and the launch in bf16 read them rounded
 to bf16. ``rms_launches`` is the difference between the launches.
@@ -24,6 +25,7 @@ from benchmarks.gpu_stages import captured, milliseconds, numbers
 from engine.ops.launched_predictor import (
     HEAD_SIZE,
     HIDDEN,
+    MAX_ROWS,
     NUM_HEADS,
     NUM_INNER,
     NUM_KV_HEADS,
@@ -116,11 +118,19 @@ def new_cache(inputs: Tensor) -> Tensor:
     return inputs.new_full((NUM_LAYERS, 2, inputs.shape[1], NUM_POSITIONS, NUM_KV_HEADS, HEAD_SIZE), torch.nan)
 
 
-def run_frame(passes: PredictorPasses, inputs: Tensor, cache: Tensor) -> Tensor:
+def run_first(passes: PredictorPasses, inputs: Tensor, cache: Tensor, together: bool = True) -> Tensor:
+    """Begin a frame; logits [N, V] of its first pass, whose positions are called ``together`` or one by one."""
+    if together:
+        passes.begin(inputs.shape[1])
+        return passes.run(tuple(inputs[:NUM_FIRST]), cache, 0, 1)
+    passes.begin(MAX_ROWS)  # of so many rows a launch has one position
+    return [passes.run((inputs[i],), cache, i, 1) for i in range(NUM_FIRST)][-1]
+
+
+def run_frame(passes: PredictorPasses, inputs: Tensor, cache: Tensor, together: bool = True) -> Tensor:
     """Logits [passes, N, V] of all passes of a frame."""
     inputs = inputs.clone()  # operations add to them
-    passes.begin(inputs.shape[1])
-    logits = [passes.run(tuple(inputs[:NUM_FIRST]), cache, 0, 1)]
+    logits = [run_first(passes, inputs, cache, together)]
     logits += [passes.run((inputs[i],), cache, i, i) for i in range(NUM_FIRST, NUM_POSITIONS)]
     return torch.stack(logits)
 
@@ -164,10 +174,17 @@ def us_a_position(passes: PredictorPasses, inputs: Tensor, samples: bool) -> flo
     return 1000 * milliseconds(run, inputs.device, 30) / (NUM_POSITIONS - NUM_FIRST)
 
 
+def us_first(passes: PredictorPasses, inputs: Tensor, together: bool) -> float:
+    inputs, cache = inputs.clone(), new_cache(inputs)
+    return 1000 * milliseconds(lambda: run_first(passes, inputs, cache, together), inputs.device, 30)
+
+
 def measure(passes: PredictorPasses, inputs: Tensor, exact: Tensor) -> dict[str, float]:
     return {
         "us": round(us_a_position(passes, inputs, samples=False), 1),
         "us_sampled": round(us_a_position(passes, inputs, samples=True), 1),
+        "us_first": round(us_first(passes, inputs, together=True), 1),
+        "us_first_apart": round(us_first(passes, inputs, together=False), 1),
         "rms": round(rms_error(run_frame(passes, inputs, new_cache(inputs)), exact), 5),
     }
 
