@@ -130,15 +130,19 @@ def predictor_attention(
     return attention_cost(qkv, cache, num_positions, num_positions * num_tokens)
 
 
-def predictor_pass(launched: LaunchedPredictor, x: Tensor, cache: Tensor, position: int, codebook: int) -> Cost:
-    """Position 0 counts its head, too, whose logits are not needed."""
+def predictor_pass(
+    launched: LaunchedPredictor, inputs: Sequence[Tensor], cache: Tensor, start: int, codebook: int
+) -> Cost:
+    """A launch for position 0 alone counts its head, too, whose logits are not needed."""
+    rows, lines = len(inputs[0]), sum(map(len, inputs))
     products, head = [described.base for described in launched.products], launched.heads[codebook - 1].base
     # An element of products is two inputs; heads are bf16.
-    num_values = sum(2 * weight.numel() for weight in products) + head.nbytes // 2
+    num_values = lines * sum(2 * weight.numel() for weight in products) + rows * head.nbytes // 2
     scales = 0 if launched.scales is None else 4 * sum(len(weight) for weight in products)
     weights = sum(weight.nbytes for weight in (*products, head)) + scales
-    past = 2 * len(x) * position * cache[0, 0, 0, 0].numel() * cache.shape[0] * cache.element_size()
-    return Cost(weights + past + 2 * x.nbytes, 2.0 * len(x) * num_values, f"{len(x)} rows")
+    past = 2 * rows * start * cache[0, 0, 0, 0].numel() * cache.shape[0] * cache.element_size()
+    moved = weights + past + 2 * sum(x.nbytes for x in inputs)
+    return Cost(moved, 2.0 * num_values, f"{rows} rows, {len(inputs)} positions")
 
 
 def ring_attention(qkv: Tensor, ring: Tensor, call: RingCall) -> Cost:

@@ -1,4 +1,4 @@
-"""Passes of the code predictor of few rows, one launch for each position."""
+"""Passes of the code predictor of few rows: one launch for each position, or for a frame's first two."""
 
 from __future__ import annotations
 
@@ -106,14 +106,23 @@ def has_released_shape(weights: PredictorWeights) -> bool:
     )
 
 
-class LaunchedPredictor(PredictorPasses):
-    """Runs a position of at most ``MAX_ROWS`` rows in one launch; more rows, or all where that does not work, as
-    ``PredictorPasses``.
+def takes_two_positions(num_rows: int) -> bool:
+    """Return whether one launch computes the first two positions of so many rows."""
+    return 2 * num_rows <= MAX_ROWS
 
-    The programs of a launch wait for words that others store. Two sets of words take turns: a position uses one and
-    empties the other for its rows. ``begin`` empties the first set, so a frame does not depend on how the last one
-    ended. A program that waits too long sets ``failed``: the frame's codes are then not valid. The layers' weights are
-    copied, 157 MB in bf16, 79 MB in fp8.
+
+class LaunchedPredictor(PredictorPasses):
+    """Runs a position of at most ``MAX_ROWS`` rows in one launch, and the first two of half as many; more rows, or all
+    where that does not work, as ``PredictorPasses``.
+
+    The programs of a launch wait for words that others store. A launch has a line of words for each row and position.
+    Two sets of words take turns: a launch with an even last position uses the first, others the second. It finds its
+    lines empty and empties those of the other set. This holds since ``begin`` empties the set of a frame's first
+    launch, and no launch has more lines than the one before. So a frame does not depend on how the last one ended.
+    Its first call has two inputs.
+
+    A program that waits too long sets ``failed``: the frame's codes are then not valid. The layers' weights are copied,
+    157 MB in bf16, 79 MB in fp8.
     """
 
     def __init__(self, ops: TritonOps, weights: PredictorWeights, kernel: Any) -> None:
@@ -147,14 +156,17 @@ class LaunchedPredictor(PredictorPasses):
 
     def begin(self, num_rows: int) -> None:
         if num_rows <= MAX_ROWS:
-            self.words[0].fill_(self.empty)
+            first_set = self.words[1 if takes_two_positions(num_rows) else 0]
+            first_set.fill_(self.empty)
             self.failed.zero_()
 
     def run(self, inputs: Sequence[Tensor], cache: Tensor, start: int, codebook: int) -> Tensor:
         if inputs[0].shape[0] > MAX_ROWS or not self.works:
             return super().run(inputs, cache, start, codebook)
         ops = cast("TritonOps", self.ops)
-        return [ops.predictor_pass(self, x, cache, position, codebook) for position, x in enumerate(inputs, start)][-1]
+        if start == 0 and len(inputs) == 2 and takes_two_positions(inputs[0].shape[0]):
+            return ops.predictor_pass(self, inputs, cache, start, codebook)
+        return [ops.predictor_pass(self, (x,), cache, i, codebook) for i, x in enumerate(inputs, start)][-1]
 
     @property
     def works(self) -> bool:
@@ -162,15 +174,22 @@ class LaunchedPredictor(PredictorPasses):
         if self._works is None:
             if is_compile_only() or (self.failed.is_cuda and torch.cuda.is_current_stream_capturing()):
                 return True
-            self._works = self._try_launch()
-            self.begin(1)
+            self._works = self._try_launches()
+            self._reset()
         return self._works
 
-    def _try_launch(self) -> bool:
+    def _reset(self) -> None:
+        self.words.fill_(self.empty)
+        self.failed.zero_()
+
+    def _try_launches(self) -> bool:
+        """Return whether a frame's first launch works, for two positions, and that of the next one."""
+        self._reset()  # an earlier try may have ended between them
         x = self.weights.norm.new_zeros(1, HIDDEN)
         cache = x.new_zeros(len(self.weights.layers), 2, 1, NUM_POSITIONS, NUM_KV_HEADS, HEAD_SIZE)
         try:
-            self.run_position(x, cache, 0, 1)
+            self.launch_positions((x, x), cache, 0, 1)
+            self.launch_positions((x,), cache, 2, 2)
             if not self.failed.item():
                 return True
         except (KernelNotCached, torch.OutOfMemoryError):
@@ -181,13 +200,15 @@ class LaunchedPredictor(PredictorPasses):
             log.warning("predictor passes take a launch for each operation: programs waited too long")
         return False
 
-    def run_position(self, x: Tensor, cache: Tensor, position: int, codebook: int) -> Tensor:
-        """Return the logits [N, V] of inputs x [N, H] at one position."""
+    def launch_positions(self, inputs: Sequence[Tensor], cache: Tensor, start: int, codebook: int) -> Tensor:
+        """Return the logits [N, V] after the last of ``inputs``: one or two, [N, H] each, from ``start`` on."""
+        x, *others = (x.contiguous() for x in inputs)
+        second = others[0] if others else None
         num_rows, weights = x.shape[0], self.weights
         logits = x.new_empty(num_rows, VOCAB)
         launch(self.kernel, NUM_PROGRAMS)(
-            *self.products, self.heads[codebook - 1], self.scales, x.contiguous(), self.norms, weights.norm,
-            *weights.rope, cache, logits, self.words, self.failed, weights.eps, HEAD_SIZE**-0.5, position, num_rows,
+            *self.products, self.heads[codebook - 1], self.scales, x, second, self.norms, weights.norm,
+            *weights.rope, cache, logits, self.words, self.failed, weights.eps, HEAD_SIZE**-0.5, start, num_rows,
             len(weights.layers),
             SIZE=HIDDEN, HEADS=NUM_HEADS, KV=NUM_KV_HEADS, D=HEAD_SIZE, VOCAB=VOCAB, LENGTH=NUM_POSITIONS,
             num_warps=8, launch_cooperative_grid=True,

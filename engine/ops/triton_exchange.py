@@ -171,6 +171,15 @@ def poll_head(q, k, v, failed_ptr):
 
 
 @gluon.jit
+def poll_head_and_earlier(q, k, v, earlier_k, earlier_v, failed_ptr):
+    """Words of ``poll_head``, and of the key and the value of an earlier position."""
+    return gl.inline_asm_elementwise(
+        poll_asm(2, 5, 2), poll_constraints(2, 5), [q, k, v, earlier_k, earlier_v, failed_ptr.to(gl.int64)],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32, gl.int32), is_pure=False, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
 def publish(at, words, mask):
     """Store words, each at once, so that another program loads all of it or nothing."""
     gl.inline_asm_elementwise(STORE, "=r,l,r,r", [at, words, mask], dtype=gl.int32, is_pure=False, pack=1)

@@ -6,7 +6,7 @@ measurements on one H200 (docs/design/gpu.md): nothing is tuned at start.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 import triton
@@ -279,10 +279,10 @@ class TritonOps(ReferenceOps):
         return super().predictor_passes(weights) if kernel is None else LaunchedPredictor(self, weights, kernel)
 
     def predictor_pass(
-        self, launched: LaunchedPredictor, x: Tensor, cache: Tensor, position: int, codebook: int
+        self, launched: LaunchedPredictor, inputs: Sequence[Tensor], cache: Tensor, start: int, codebook: int
     ) -> Tensor:
-        """Return the logits [N, V] of one position of at most 8 rows; benchmarks record it here."""
-        return launched.run_position(x, cache, position, codebook)
+        """Return the logits [N, V] after the one or two positions of a launch; benchmarks record it here."""
+        return launched.launch_positions(inputs, cache, start, codebook)
 
     def predictor_attention(
         self,

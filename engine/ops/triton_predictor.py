@@ -1,5 +1,7 @@
 """One position of the code predictor for at most 8 rows in one launch, in Gluon: each program has a multiprocessor.
 
+Or two for at most 4 rows: the second attends to the first by words, not by the cache.
+
 Vectors go from program to program as words (``triton_exchange``). Each launch empties the words of the next one, and
 two sets take turns. There are copies, so that few multiprocessors load the same line of the L2 cache.
 
@@ -39,6 +41,7 @@ from engine.ops.triton_exchange import (
     pair_up,
     poll,
     poll_head,
+    poll_head_and_earlier,
     poll_three,
     poll_two,
     publish,
@@ -242,12 +245,27 @@ def norm_and_rotate(words, norm_low, norm_high, cos, sin, eps, D: gl.constexpr):
 
 
 @gluon.jit
+def insert(cached, k, v, norm_low, norm_high, cos, sin, is_new, eps, D: gl.constexpr):
+    """Keys and values [position, channel] of two halves with those of one position, from its words."""
+    keys_low, keys_high, values_low, values_high = cached
+    key_low, key_high = norm_and_rotate(k, norm_low, norm_high, cos, sin, eps, D)
+    key_low, key_high = gl.expand_dims(key_low.to(gl.bfloat16), 0), gl.expand_dims(key_high.to(gl.bfloat16), 0)
+    value_low, value_high = gl.expand_dims(low(v).to(gl.bfloat16), 0), gl.expand_dims(high(v).to(gl.bfloat16), 0)
+    keys_low, keys_high = gl.where(is_new, key_low, keys_low), gl.where(is_new, key_high, keys_high)
+    return keys_low, keys_high, gl.where(is_new, value_low, values_low), gl.where(is_new, value_high, values_high)
+
+
+@gluon.jit
 def attend(
-    qkv_words, out_words, other, failed_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, head, eps, scale,
-    start, rows, softmax,
+    qkv_words, earlier_words, out_words, other, failed_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, cache_ptr, head,
+    eps, scale, start, place, rows, softmax,
     HEADS: gl.constexpr, KV: gl.constexpr, D: gl.constexpr, LENGTH: gl.constexpr,
 ):  # fmt: skip
-    """Attend with one query head of one row, whose keys lie at ``cache_ptr`` [LENGTH, KV, D]; store its copies."""
+    """Attend with one query head of one row at position ``place``; store its copies, its key and its value.
+
+    Keys of positions before ``start`` lie at ``cache_ptr`` [LENGTH, KV, D]. In a launch for two positions those of
+    ``start`` come from ``earlier_words``, which are ``qkv_words`` where ``place`` is ``start``.
+    """
     group: gl.constexpr = HEADS // KV
     half: gl.constexpr = D // 2
     max_scores, exp_sums, values = softmax
@@ -261,24 +279,35 @@ def attend(
     keys_high = gl.load(past + half, mask=is_past, other=0.0)
     values_low = gl.load(past + to_values, mask=is_past, other=0.0)
     values_high = gl.load(past + to_values + half, mask=is_past, other=0.0)
-    cos, sin = gl.load(cos_ptr + start * half + lane), gl.load(sin_ptr + start * half + lane)
+    cos, sin = gl.load(cos_ptr + place * half + lane), gl.load(sin_ptr + place * half + lane)
+    if earlier_words is not None:
+        earlier_cos, earlier_sin = gl.load(cos_ptr + start * half + lane), gl.load(sin_ptr + start * half + lane)
     q_norm_low, q_norm_high = gl.load(q_norm_ptr + lane), gl.load(q_norm_ptr + half + lane)
     k_norm_low, k_norm_high = gl.load(k_norm_ptr + lane), gl.load(k_norm_ptr + half + lane)
     q_at = qkv_words + head * half + lane
     k_at = qkv_words + (HEADS + kv) * half + lane
-    q, k, v = poll_head(q_at, k_at, k_at + KV * half, failed_ptr)
+    if earlier_words is None:
+        q, k, v = poll_head(q_at, k_at, k_at + KV * half, failed_ptr)
+    else:
+        at = earlier_words + (HEADS + kv) * half + lane
+        q, k, v, earlier_k, earlier_v = poll_head_and_earlier(
+            q_at, k_at, k_at + KV * half, at, at + KV * half, failed_ptr
+        )
     q_low, q_high = norm_and_rotate(q, q_norm_low, q_norm_high, cos, sin, eps, D)
     q_low, q_high = q_low * scale, q_high * scale
-    key_low, key_high = norm_and_rotate(k, k_norm_low, k_norm_high, cos, sin, eps, D)
-    key_low, key_high = gl.expand_dims(key_low.to(gl.bfloat16), 0), gl.expand_dims(key_high.to(gl.bfloat16), 0)
-    value_low, value_high = gl.expand_dims(low(v).to(gl.bfloat16), 0), gl.expand_dims(high(v).to(gl.bfloat16), 0)
-    is_new = gl.expand_dims(position == start, 1)
-    keys_low, keys_high = gl.where(is_new, key_low, keys_low), gl.where(is_new, key_high, keys_high)
-    values_low, values_high = gl.where(is_new, value_low, values_low), gl.where(is_new, value_high, values_high)
+    cached = keys_low, keys_high, values_low, values_high
+    if earlier_words is not None:
+        is_earlier = gl.expand_dims(position == start, 1)
+        cached = insert(
+            cached, earlier_k, earlier_v, k_norm_low, k_norm_high, earlier_cos, earlier_sin, is_earlier, eps, D
+        )
+    is_new = gl.expand_dims(position == place, 1)
+    cached = insert(cached, k, v, k_norm_low, k_norm_high, cos, sin, is_new, eps, D)
+    keys_low, keys_high, values_low, values_high = cached
     scores = gl.sum(
         keys_low.to(gl.float32) * gl.expand_dims(q_low, 0) + keys_high.to(gl.float32) * gl.expand_dims(q_high, 0), 1
     )
-    scores = gl.reshape(gl.where(position <= start, scores, -1e30), [8, 2])
+    scores = gl.reshape(gl.where(position <= place, scores, -1e30), [8, 2])
     max_score = gl.max(scores, 1)
     exp_scores = gl.exp(scores - gl.expand_dims(max_score, 1))
     spread_scores = gl.expand_dims(gl.convert_layout(gl.reshape(exp_scores, [LENGTH]), gl.SliceLayout(1, ATTENTION)), 1)
@@ -438,31 +467,43 @@ def multiply_head(chunks, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr
 
 
 @gluon.jit
-def input_offsets(rows):
-    """Offsets [row, word] of a norm's words and of a vector's; a thread without a row repeats the first."""
+def input_offsets(lines):
+    """Offsets [line, word] of a norm's words and of a vector's; a thread without a line repeats the first."""
     word = gl.expand_dims(gl.arange(0, WIDTH, gl.SliceLayout(0, TILE)), 0)
     line = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, TILE)), 1)
-    line = gl.where(line < rows, line, 0)
+    line = gl.where(line < lines, line, 0)
     return word + line * 0, word + line * WIDTH
 
 
 @gluon.jit
+def inputs_at(x_ptr, second_ptr, offset, num_first):
+    """Where inputs lie at an offset: from ``num_first`` on they are those of the second position, if there is one."""
+    at = x_ptr + offset
+    if second_ptr is not None:
+        at = gl.where(offset < num_first, at, second_ptr + (offset - num_first))
+    return at
+
+
+@gluon.jit
 def output_places():
-    """Output, row and copy of [output, row, copy]."""
+    """Output, line and copy of [output, line, copy]."""
     output = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, SPREAD)))
-    row = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPREAD)))
+    line = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPREAD)))
     copy = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, SPREAD)))
-    output, row = gl.expand_dims(gl.expand_dims(output, 1), 2), gl.expand_dims(gl.expand_dims(row, 0), 2)
-    return output, row, gl.expand_dims(gl.expand_dims(copy, 0), 1)
+    output, line = gl.expand_dims(gl.expand_dims(output, 1), 2), gl.expand_dims(gl.expand_dims(line, 0), 2)
+    return output, line, gl.expand_dims(gl.expand_dims(copy, 0), 1)
 
 
 @gluon.jit
 def compute(
-    chunks, scales_ptr, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr, words_ptr, failed_ptr,
-    eps, scale, start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr, D: gl.constexpr,
-    VOCAB: gl.constexpr, LENGTH: gl.constexpr,
+    chunks, scales_ptr, x_ptr, second_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr, words_ptr,
+    failed_ptr, eps, scale, start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr,
+    D: gl.constexpr, VOCAB: gl.constexpr, LENGTH: gl.constexpr,
 ):  # fmt: skip
-    """Compute the program's outputs of each product. What it computes for one row does not depend on the others."""
+    """Compute the program's outputs of each product. What it computes for one row does not depend on the others.
+
+    A line is a row at one position. Those of a second position follow those of the first.
+    """
     half: gl.constexpr = D // 2
     qkv_words: gl.constexpr = (HEADS + 2 * KV) * half
     copy_words: gl.constexpr = PIECES * PIECE
@@ -480,23 +521,28 @@ def compute(
         gl.allocate_shared_memory(gl.float32, [8], PLAIN_1),
         gl.allocate_shared_memory(gl.float32, [8, D], PLAIN_2),
     )
-    # The set of this launch, and where the other one is.
-    words_ptr += start % 2 * (layers * layer_words)
-    other = layers * layer_words * (1 - start % 2 * 2)
-    norm_offset, row_offset = input_offsets(rows)
-    output, row, copy = output_places()
+    num_before = 0 if second_ptr is None else rows
+    lines = num_before + rows
+    # The set of this launch, that of its last position, and where the other one is.
+    last = start if second_ptr is None else start + 1
+    words_ptr += last % 2 * (layers * layer_words)
+    other = layers * layer_words * (1 - last % 2 * 2)
+    norm_offset, line_offset = input_offsets(lines)
+    output, line, copy = output_places()
     zeros = gl.full([8, 8, 4], 0, i32, SPREAD)
-    mask = (row < rows).to(i32) + zeros
+    mask = (line < lines).to(i32) + zeros
     # Of a pair of outputs one thread stores the word, the other empties its place in the other set.
     is_even = (output % 2 == 0) & (zeros == 0)
-    own = row * WIDTH + (pid * 8 + output) // 2 + copy * copy_words + gl.where(is_even, 0, other)
+    own = line * WIDTH + (pid * 8 + output) // 2 + copy * copy_words + gl.where(is_even, 0, other)
     # Queries, keys and values have one copy: of four threads two store words, two empty places.
-    own_qkv = row * qkv_words + pid * 16 + output + copy % 2 * 8 + gl.where(copy < 2, 0, other) + zeros
+    own_qkv = line * qkv_words + pid * 16 + output + copy % 2 * 8 + gl.where(copy < 2, 0, other) + zeros
 
     own_output = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, SUMS))), 1)
-    own_row = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SUMS))), 0)
-    residual = gl.load(x_ptr + gl.where(own_row < rows, own_row, 0) * SIZE + pid * 8 + own_output).to(gl.float32)
-    x_at = x_ptr.to(gl.pointer_type(i32)) + row_offset
+    own_line = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SUMS))), 0)
+    own_x = inputs_at(x_ptr, second_ptr, gl.where(own_line < lines, own_line, 0) * SIZE, rows * SIZE)
+    residual = gl.load(own_x + pid * 8 + own_output).to(gl.float32)
+    second_words = None if second_ptr is None else second_ptr.to(gl.pointer_type(i32))
+    x_at = inputs_at(x_ptr.to(gl.pointer_type(i32)), second_words, line_offset, rows * WIDTH)
     if all_scales is not None:
         async_copy.wait_group(0)
     for layer in range(layers):
@@ -504,21 +550,24 @@ def compute(
         scales = None if all_scales is None else all_scales.index(layer)
         words = words_ptr + layer * layer_words
         shared = words + MAX_ROWS * qkv_words
-        at = shared + pid % COPIES * copy_words + row_offset
+        at = shared + pid % COPIES * copy_words + line_offset
         # -- queries, keys, values
         norm = gl.load(address(table_ptr, layer, NORM, i32) + norm_offset)
         y0, y1, y2, y3 = multiply_qkv(chunks, scales, n, x_at, norm, part, failed_ptr, eps, SIZE)
         y0, y1 = spread(bits(y0) | (bits(y2) << 16)), spread(bits(y1) | (bits(y3) << 16))
         publish(words + own_qkv, gl.where(copy < 2, gl.where(copy % 2 == 0, y0, y1), EMPTY), mask)
-        # -- attention: one head of one row
-        if pid % MAX_ROWS < rows:
+        # -- attention: one head of one line
+        attended = pid % MAX_ROWS
+        if attended < lines:
+            is_second = 0 if second_ptr is None else (attended >= rows).to(i32)
+            attended_row, place = attended - is_second * rows, start + is_second
             head = pid // MAX_ROWS
             out_word = head * half
             attend(
-                words + pid % MAX_ROWS * qkv_words,
-                shared + out_word // WIDTH * PIECE + pid % MAX_ROWS * WIDTH + out_word % WIDTH, other, failed_ptr,
+                words + attended * qkv_words, None if second_ptr is None else words + attended_row * qkv_words,
+                shared + out_word // WIDTH * PIECE + attended * WIDTH + out_word % WIDTH, other, failed_ptr,
                 address(table_ptr, layer, Q_NORM, bf16), address(table_ptr, layer, K_NORM, bf16), cos_ptr, sin_ptr,
-                cache_ptr + (layer * 2 * rows + pid % MAX_ROWS) * (LENGTH * KV * D), head, eps, scale, start, rows,
+                cache_ptr + (layer * 2 * rows + attended_row) * (LENGTH * KV * D), head, eps, scale, start, place, rows,
                 softmax, HEADS, KV, D, LENGTH,
             )  # fmt: skip
         # -- output
@@ -537,18 +586,23 @@ def compute(
         x_at = at + 6 * PIECE
     norm = gl.load(last_norm_ptr.to(gl.pointer_type(i32)) + norm_offset)
     y0, y1 = multiply_head(chunks, layers * CHUNKS, x_at, norm, part, failed_ptr, eps, SIZE)
-    logits_at = logits_ptr + own_row * VOCAB + pid * 16 + own_output
-    gl.store(logits_at, y0.to(bf16), mask=own_row < rows)
-    gl.store(logits_at + 8, y1.to(bf16), mask=own_row < rows)
+    # Of two positions only the last one's logits are needed.
+    has_logits = (own_line >= num_before) & (own_line < lines)
+    logits_at = logits_ptr + (own_line - num_before) * VOCAB + pid * 16 + own_output
+    gl.store(logits_at, y0.to(bf16), mask=has_logits)
+    gl.store(logits_at + 8, y1.to(bf16), mask=has_logits)
 
 
 @gluon.jit(do_not_specialize=["start", "rows", "layers"])
 def predictor_pass_kernel(
-    qkv, out, gate_up, down, head, scales_ptr, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr,
-    words_ptr, failed_ptr, eps, scale, start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr,
+    qkv, out, gate_up, down, head, scales_ptr, x_ptr, second_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr,
+    logits_ptr, words_ptr, failed_ptr, eps, scale, start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr,
     KV: gl.constexpr, D: gl.constexpr, VOCAB: gl.constexpr, LENGTH: gl.constexpr,
 ):  # fmt: skip
     """logits [rows, VOCAB] of inputs x [rows, SIZE] at position ``start``; ``cache`` [layers, 2, rows, LENGTH, KV, D].
+
+    With ``second`` [rows, SIZE], inputs at the next position, the launch computes both, of at most MAX_ROWS // 2 rows.
+    The logits are then those of the next position.
 
     Weights are descriptors, those of the layers of all layers one after another: packed fp8 with ``scales`` [programs,
     MAX_LAYERS, SCALES], bf16 without. ``table`` [layers, 4] has addresses of norms. ``failed`` becomes 1 if a program
@@ -562,9 +616,9 @@ def predictor_pass_kernel(
             (
                 compute,
                 (
-                    (ring, full, free), scales_ptr, x_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr,
-                    logits_ptr, words_ptr, failed_ptr, eps, scale, start, rows, layers, SIZE, HEADS, KV, D, VOCAB,
-                    LENGTH,
+                    (ring, full, free), scales_ptr, x_ptr, second_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr,
+                    cache_ptr, logits_ptr, words_ptr, failed_ptr, eps, scale, start, rows, layers, SIZE, HEADS, KV, D,
+                    VOCAB, LENGTH,
                 ),
             ),
             (copy_weights, ((qkv, out, gate_up, down, head), ring, full, free, layers, SIZE, HEADS, KV, D)),

@@ -46,21 +46,22 @@ def test_attention_reads_the_positions_of_its_rows() -> None:
     assert cost.num_operations == 4 * (4 + 10) * heads * size
 
 
+@pytest.mark.parametrize("num_positions", [1, 2])
 @pytest.mark.parametrize("element", [torch.int32, torch.int16], ids=["bf16", "fp8"])
-def test_launched_position_reads_its_weights_and_the_positions_before(element: torch.dtype) -> None:
+def test_launch_reads_its_weights_once_and_the_positions_before(element: torch.dtype, num_positions: int) -> None:
     """Products are described as elements of two inputs, those of all layers one after another; heads are bf16."""
     products = [SimpleNamespace(base=torch.zeros(OUT, SIZE // 2, dtype=element)) for _ in range(4)]
     heads = [SimpleNamespace(base=torch.zeros(OUT, SIZE, dtype=torch.bfloat16).view(element)) for _ in range(2)]
     is_fp8 = element == torch.int16
-    layers, position, head_values = 3, 5, 2 * 16
+    layers, start, head_values = 3, 5, 2 * 16
     x = torch.zeros(ROWS, SIZE, dtype=torch.bfloat16)
     cache = torch.zeros(layers, 2, ROWS, 16, 2, 16, dtype=torch.bfloat16)
     launched = SimpleNamespace(products=products, heads=heads, scales=torch.zeros(1) if is_fp8 else None)
-    cost = COSTS["predictor_pass"](launched, x, cache, position, 2)
-    past = layers * 2 * ROWS * position * head_values
+    cost = COSTS["predictor_pass"](launched, num_positions * [x], cache, start, 2)
+    past = layers * 2 * ROWS * start * head_values
     weights = (4 * OUT * (SIZE + 4) if is_fp8 else 8 * OUT * SIZE) + 2 * OUT * SIZE
-    assert cost.num_bytes == weights + 2 * (past + 2 * ROWS * SIZE)
-    assert cost.num_operations == 2 * 5 * ROWS * OUT * SIZE
+    assert cost.num_bytes == weights + 2 * (past + 2 * num_positions * ROWS * SIZE)
+    assert cost.num_operations == 2 * (4 * num_positions + 1) * ROWS * OUT * SIZE
 
 
 def test_floor_is_the_longer_of_bytes_and_operations() -> None:

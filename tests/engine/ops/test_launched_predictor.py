@@ -1,4 +1,4 @@
-"""Predictor positions of few rows in one launch each: which weights it takes, its kernel, and what it computes."""
+"""Predictor positions of few rows, one or two in a launch: which weights it takes, its kernel, and what it computes."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ from engine.ops.stack import StackLayer
 from engine.weights.quantize import Int4Weight, QuantizedWeight, Weight, quantize_and_retain
 
 PRECISIONS = ("bf16", "fp8")
+# Of the kernel's arguments: the inputs of one position, those of a second one or None; and the first position.
+X, START = 6, 18
 META = torch.device("meta")
 ANGLES = torch.empty(NUM_POSITIONS, HEAD_SIZE // 2, device=META)
 # Bytes of spilled registers; 104 measured.
@@ -284,17 +286,57 @@ def test_program_has_the_scales_of_its_outputs(kernels: Any) -> None:
         assert torch.equal(joined[program, layer, : len(wanted)], wanted)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2])
-def test_few_rows_take_a_launch_for_each_position(
-    launched: LaunchedPredictor, recorded: Callable[..., list[str]], num_tokens: int
+@pytest.mark.parametrize(("num_rows", "num_first"), [(1, 1), (MAX_ROWS // 2, 1), (MAX_ROWS // 2 + 1, 2), (MAX_ROWS, 2)])
+def test_few_rows_take_a_launch_for_the_first_two_positions_and_for_each_other(
+    launched: LaunchedPredictor, recorded: Callable[..., list[str]], num_rows: int, num_first: int
 ) -> None:
-    def run(num_rows: int) -> list[str]:
-        return recorded(lambda: launched.run(inputs_of(num_rows, num_tokens), cache_of(num_rows), 0, 1))
+    inputs = torch.zeros(NUM_POSITIONS, num_rows, HIDDEN, dtype=torch.bfloat16)
+    names = recorded(lambda: run_frame(launched, inputs, cache_of(num_rows)))
+    assert names == [f"predictor_pass_kernel ({NUM_PROGRAMS},)"] * (num_first + NUM_POSITIONS - 2)
 
-    assert run(1) == run(MAX_ROWS) == [f"predictor_pass_kernel ({NUM_PROGRAMS},)"] * num_tokens
-    other = run(MAX_ROWS + 1)
-    assert other
-    assert not any(name.startswith("predictor_pass_kernel") for name in other)
+
+def test_more_rows_have_no_launch_for_a_position(
+    launched: LaunchedPredictor, recorded: Callable[..., list[str]]
+) -> None:
+    num_rows = MAX_ROWS + 1
+    names = recorded(lambda: launched.run(inputs_of(num_rows, 2), cache_of(num_rows), 0, 1))
+    assert names
+    assert not any(name.startswith("predictor_pass_kernel") for name in names)
+
+
+def test_first_launch_has_the_inputs_of_both_positions(launched: LaunchedPredictor) -> None:
+    seen: list[tuple[Any, ...]] = []
+    inputs, cache = inputs_of(3, 2), cache_of(3)
+    with intercept(lambda kernel, grid, args, options: seen.append(args)):
+        launched.run(inputs, cache, 0, 1)
+        launched.run(inputs[1:], cache, 2, 2)
+    [(first, second), (x, none)] = [args[X : X + 2] for args in seen]
+    assert [first.data_ptr(), second.data_ptr(), x.data_ptr()] == [inputs[i].data_ptr() for i in (0, 1, 1)]
+    assert none is None
+    assert [args[START] for args in seen] == [0, 2]
+
+
+@pytest.mark.parametrize("num_rows", range(1, MAX_ROWS + 1))
+def test_launches_of_a_frame_find_their_words_empty(launched: LaunchedPredictor, num_rows: int) -> None:
+    """By the rule of the class, whatever words were left."""
+    launched.words.zero_()
+    sets: list[int] = []
+    # Lines of each set that are not empty, from the first launch on.
+    full: list[set[int]] = []
+
+    def launch(kernel: Any, grid: Any, args: tuple[Any, ...], options: Any) -> None:
+        num_positions = 1 if args[X + 1] is None else 2
+        lines, own = set(range(num_positions * num_rows)), (args[START] + num_positions - 1) % 2
+        if not full:
+            full.extend(set() if (words == launched.empty).all() else set(range(MAX_ROWS)) for words in launched.words)
+        assert not full[own] & lines
+        full[own] |= lines
+        full[1 - own] -= lines
+        sets.append(own)
+
+    with intercept(launch):
+        run_frame(launched, torch.zeros(NUM_POSITIONS, num_rows, HIDDEN, dtype=torch.bfloat16), cache_of(num_rows))
+    assert sets == [i % 2 for i in range(NUM_POSITIONS)][-len(sets) :]
 
 
 def test_status_tells_whether_a_pass_of_the_frame_failed(launched: LaunchedPredictor) -> None:
@@ -308,10 +350,8 @@ def test_status_tells_whether_a_pass_of_the_frame_failed(launched: LaunchedPredi
     launched.begin(2)
     assert status() == [1, 0]
     launched.failed.fill_(1)
-    launched.words[0, 5] = 0
     assert max(status()) < 0
     launched.begin(2)
-    assert (launched.words[0] == -1).all()
     assert status() == [1, 0]
     assert (out[:, :-1] == 7).all()
 
@@ -341,24 +381,25 @@ def test_kernel_is_tried_once_and_replaced_if_it_does_not_work(
             return self.launch
 
         def launch(self, *args: Any, **options: Any) -> None:
-            positions.append(args[17])
+            positions.append(args[START])
             if fault == "raises":
                 raise RuntimeError("no cooperative launch")
             launched.failed.fill_(fault == "times out")
 
     class ForwardingOps(ReferenceOps):
         def predictor_pass(self, _: LaunchedPredictor, *args: Any) -> torch.Tensor:
-            return launched.run_position(*args)
+            return launched.launch_positions(*args)
 
     launched.kernel, launched.ops = ScriptedKernel(), ForwardingOps()
-    launched.words[0] = 0
+    launched.words.zero_()
     for position in (1, 2):
         launched.run(inputs_of(1), cache_of(1), position, 1)
-    assert positions == ([0] if fault else [0, 1, 2])
+    tried = [0] if fault == "raises" else [0, 2]
+    assert positions == (tried if fault else [*tried, 1, 2])
     assert replaced == ([1, 2] if fault else [])
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == bool(fault)
-    assert (launched.words[0] == -1).all()
+    assert (launched.words == launched.empty).all()
     assert not launched.failed.item()
 
 
@@ -419,23 +460,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: LaunchedPre
 
 
 def run_some(launched: LaunchedPredictor) -> None:
-    for num_rows in (1, 3, 8):
-        for start in (1, 2, 15):
+    for num_rows in (1, 3, 4, 8):
+        launched.run(inputs_of(num_rows, 2), cache_of(num_rows), 0, 1)
+        for start in (2, 15):
             launched.run(inputs_of(num_rows), cache_of(num_rows), start, 1)
 
 
-def test_one_kernel_for_all_rows_and_positions_fits_a_multiprocessor(cache: Path, launched: LaunchedPredictor) -> None:
-    with record_requests(print) as requests:
-        run_some(launched)
-    [request] = requests
-    compiled = launched.kernel.preload(request.specialization)
-    assert compiled.metadata.shared <= SHARED_KIB[90] * 1024
-    assert compiled.metadata.launch_cooperative_grid
+def test_two_kernels_for_all_rows_and_positions_fit_a_multiprocessor(cache: Path, launched: LaunchedPredictor) -> None:
     from triton import knobs
 
-    if Path(knobs.nvidia.cuobjdump.path).exists():
-        _, stack = registers_and_stack(compiled.asm["cubin"])
-        assert stack <= MAX_STACK
+    with record_requests(print) as requests:
+        run_some(launched)
+    assert len(requests) == 2
+    for request in requests:
+        compiled = launched.kernel.preload(request.specialization)
+        assert compiled.metadata.shared <= SHARED_KIB[90] * 1024
+        assert compiled.metadata.launch_cooperative_grid
+        if Path(knobs.nvidia.cuobjdump.path).exists():
+            _, stack = registers_and_stack(compiled.asm["cubin"])
+            assert stack <= MAX_STACK
 
 
 def test_kernel_that_a_process_compiled_is_not_compiled_again(
@@ -451,8 +494,8 @@ def test_kernel_that_a_process_compiled_is_not_compiled_again(
 
     monkeypatch.setattr(parallel_compile, "load_kernel", load)
     assert compile_kernels(lambda: run_some(launched))
-    assert loaded == ["predictor_pass_kernel"]
-    assert len(list(cache.glob("*/*.cubin"))) == 1
+    assert loaded == 2 * ["predictor_pass_kernel"]
+    assert len(list(cache.glob("*/*.cubin"))) == 2
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **asked: pytest.fail(str(asked)))
     with intercept(lambda kernel, grid, args, options: kernel.warmup(*args, grid=grid, **options)):
         run_some(launched)
@@ -560,6 +603,37 @@ def test_replayed_frame_has_the_same_bits(predictors: Predictors, num_rows: int)
 
 @pytest.mark.gpu
 @on_hopper
+@pytest.mark.parametrize("num_rows", range(1, MAX_ROWS + 1))
+def test_first_two_positions_in_one_launch_have_the_bits_of_two(predictors: Predictors, num_rows: int) -> None:
+    inputs = frame_inputs(num_rows)
+    cache = new_cache(inputs)
+    wanted = run_frame(predictors.launched, inputs, cache, together=False)
+    found, found_cache = predictors.run(inputs)
+    assert wanted.isfinite().all()
+    assert torch.equal(found, wanted)
+    assert torch.equal(found_cache, cache)
+    assert not predictors.is_failed
+
+
+@pytest.mark.gpu
+@on_hopper
+def test_frame_does_not_depend_on_the_words_and_the_rows_of_the_last_one(predictors: Predictors) -> None:
+    launched = predictors.launched
+    frames = {rows: frame_inputs(rows) for rows in range(1, MAX_ROWS + 1)}
+    wanted = {}
+    for rows, inputs in frames.items():
+        launched.words.fill_(launched.empty)
+        wanted[rows] = predictors.run(inputs)
+    for rows in itertools.chain.from_iterable(itertools.product(frames, repeat=2)):
+        assert all(map(torch.equal, predictors.run(frames[rows]), wanted[rows]))
+    for rows in frames:
+        launched.words.zero_()
+        assert all(map(torch.equal, predictors.run(frames[rows]), wanted[rows]))
+    assert not predictors.is_failed
+
+
+@pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("rows", [[0], [5], [7], [2, 4, 6]], ids=str)
 def test_row_does_not_depend_on_the_others(predictors: Predictors, rows: list[int]) -> None:
     inputs = frame_inputs(MAX_ROWS)
@@ -586,7 +660,7 @@ def test_row_that_is_not_finite_spoils_no_other(predictors: Predictors) -> None:
 @pytest.mark.gpu
 @on_hopper
 def test_more_rows_take_a_launch_for_each_operation(predictors: Predictors, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictors.launched, "run_position", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(predictors.launched, "launch_positions", lambda *_: pytest.fail("launched"))
     inputs = frame_inputs(MAX_ROWS + 1)
     found, cache = predictors.run(inputs)
     other = new_cache(inputs)
