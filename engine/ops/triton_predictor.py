@@ -372,13 +372,14 @@ def sum_scaled(parts, scales, GROUP: gl.constexpr):
 def multiply_qkv(chunks, scales, n, at, norm, part, failed_ptr, eps, SIZE: gl.constexpr):
     """Sums [output, row] of four chunks: two of first channels, then their partners half a head on."""
     ring, full, free = chunks
+    x = gl.full([8, WIDTH], 0, gl.int32, TILE)
+    if n == 0:
+        # The pass's inputs are there, and a word of them may have the value of EMPTY.
+        x = gl.load(at)
     wait_for_chunks(full, n, 4)
     w0, w1, w2, w3 = read_chunk(ring, n), read_chunk(ring, n + 1), read_chunk(ring, n + 2), read_chunk(ring, n + 3)
     free_places(free, 0)
-    if n == 0:  # noqa: SIM108 - of a conditional expression both sides would run
-        # The pass's inputs are there, and a word of them may have the value of EMPTY.
-        x = gl.load(at)
-    else:
+    if n > 0:
         x = poll(at, failed_ptr)
     y = multiply_pairs(x, norm)
     y0, y1 = two_dots(w0, w1, y)
