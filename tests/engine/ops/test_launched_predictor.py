@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -466,6 +467,13 @@ def run_some(launched: LaunchedPredictor) -> None:
             launched.run(inputs_of(num_rows), cache_of(num_rows), start, 1)
 
 
+def ordered_arrivals(ptx: str) -> list[bool]:
+    """Whether a fence of the copies' proxy and a barrier stand before each arrival that lets chunks be replaced."""
+    order = re.findall(r"fence\.proxy\.async|bar\.sync|mbarrier\.arrive\.shared", ptx)
+    ends = [i for i, name in enumerate(order) if name.startswith("mbarrier")]
+    return [order[end - 2 : end] == ["fence.proxy.async", "bar.sync"] for end in ends]
+
+
 def test_two_kernels_for_all_rows_and_positions_fit_a_multiprocessor(cache: Path, launched: LaunchedPredictor) -> None:
     from triton import knobs
 
@@ -476,6 +484,7 @@ def test_two_kernels_for_all_rows_and_positions_fit_a_multiprocessor(cache: Path
         compiled = launched.kernel.preload(request.specialization)
         assert compiled.metadata.shared <= SHARED_KIB[90] * 1024
         assert compiled.metadata.launch_cooperative_grid
+        assert ordered_arrivals(compiled.asm["ptx"]) == 4 * [True]  # one for each product of a layer
         if Path(knobs.nvidia.cuobjdump.path).exists():
             _, stack = registers_and_stack(compiled.asm["cubin"])
             assert stack <= MAX_STACK
