@@ -146,12 +146,19 @@ class LaunchedPredictor(PredictorPasses):
         from engine.ops.triton_predictor import describe_weight, join_scales, pack_fp8
 
         weights, quantized = self.weights, fp8_products(self.weights)
-        products = [[pack_fp8(weight.data) for weight in some] for some in quantized] or [
-            [dense(weight, torch.bfloat16) for weight in products_of(layer)] for layer in weights.layers
-        ]
         self.scales = join_scales([[weight.scale for weight in some] for some in quantized]) if quantized else None
         element = torch.int16 if quantized else torch.int32
-        self.products = [describe_weight(torch.cat(some), element) for some in zip(*products, strict=True)]
+
+        def packed(weight: Weight) -> Tensor:
+            if quantized and isinstance(weight, QuantizedWeight):
+                return pack_fp8(weight.data)
+            return dense(weight, torch.bfloat16)
+
+        # One product at a time: packed weights of all four would take as much memory again.
+        self.products = [
+            describe_weight(torch.cat([packed(weight) for weight in some]), element)
+            for some in zip(*map(products_of, weights.layers), strict=True)
+        ]
         self.heads = [describe_weight(dense(head, torch.bfloat16), element) for head in weights.heads]
 
     def begin(self, num_rows: int) -> None:
