@@ -140,6 +140,7 @@ class LaunchedPredictor(PredictorPasses):
         self.failed = torch.zeros(1, dtype=torch.int32, device=device)
         # Unknown until a launch was tried.
         self._works: bool | None = None
+        self._is_listed = False
 
     def _copy_weights(self) -> None:
         """Copy the layers' products, and describe them and the heads to the kernel."""
@@ -179,7 +180,10 @@ class LaunchedPredictor(PredictorPasses):
     def works(self) -> bool:
         """Return whether launches work: True until a call can try one. Graphs captured before keep their launches."""
         if self._works is None:
-            if is_compile_only() or (self.failed.is_cuda and torch.cuda.is_current_stream_capturing()):
+            if is_compile_only():
+                self._list_launches()
+                return True
+            if self.failed.is_cuda and torch.cuda.is_current_stream_capturing():
                 return True
             self._works = self._try_launches()
             self._reset()
@@ -189,14 +193,24 @@ class LaunchedPredictor(PredictorPasses):
         self.words.fill_(self.empty)
         self.failed.zero_()
 
-    def _try_launches(self) -> bool:
-        """Return whether a frame's first launch works, for two positions, and that of the next one."""
-        self._reset()  # an earlier try may have ended between them
+    def _list_launches(self) -> None:
+        """Launch once what is going to be tried: frames of 5 to 8 rows alone have no launch for two positions."""
+        if not self._is_listed:
+            self._launch_both()
+            self._is_listed = True
+
+    def _launch_both(self) -> None:
+        """Launch both kernels: a frame's first launch, for two positions, and that of the next one."""
         x = self.weights.norm.new_zeros(1, HIDDEN)
         cache = x.new_zeros(len(self.weights.layers), 2, 1, NUM_POSITIONS, NUM_KV_HEADS, HEAD_SIZE)
+        self.launch_positions((x, x), cache, 0, 1)
+        self.launch_positions((x,), cache, 2, 2)
+
+    def _try_launches(self) -> bool:
+        """Return whether the launches of both kernels work."""
+        self._reset()  # an earlier try may have ended between them
         try:
-            self.launch_positions((x, x), cache, 0, 1)
-            self.launch_positions((x,), cache, 2, 2)
+            self._launch_both()
             if not self.failed.item():
                 return True
         except (KernelNotCached, torch.OutOfMemoryError):

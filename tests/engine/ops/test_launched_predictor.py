@@ -217,6 +217,14 @@ def launched(request: pytest.FixtureRequest) -> LaunchedPredictor:
     return LaunchedPredictor(TritonOps(), weights, import_kernel())
 
 
+@pytest.fixture
+def listed(launched: LaunchedPredictor) -> LaunchedPredictor:
+    """Has launched what a recording lists besides frames."""
+    with intercept(lambda *_: None):
+        assert launched.works
+    return launched
+
+
 def inputs_of(num_rows: int, num_tokens: int = 1) -> tuple[torch.Tensor, ...]:
     return tuple(torch.zeros(num_tokens, num_rows, HIDDEN, dtype=torch.bfloat16))
 
@@ -289,10 +297,10 @@ def test_program_has_the_scales_of_its_outputs(kernels: Any) -> None:
 
 @pytest.mark.parametrize(("num_rows", "num_first"), [(1, 1), (MAX_ROWS // 2, 1), (MAX_ROWS // 2 + 1, 2), (MAX_ROWS, 2)])
 def test_few_rows_take_a_launch_for_the_first_two_positions_and_for_each_other(
-    launched: LaunchedPredictor, recorded: Callable[..., list[str]], num_rows: int, num_first: int
+    listed: LaunchedPredictor, recorded: Callable[..., list[str]], num_rows: int, num_first: int
 ) -> None:
-    inputs = torch.zeros(NUM_POSITIONS, num_rows, HIDDEN, dtype=torch.bfloat16)
-    names = recorded(lambda: run_frame(launched, inputs, cache_of(num_rows)))
+    inputs = torch.stack(inputs_of(num_rows, NUM_POSITIONS))
+    names = recorded(lambda: run_frame(listed, inputs, cache_of(num_rows)))
     assert names == [f"predictor_pass_kernel ({NUM_PROGRAMS},)"] * (num_first + NUM_POSITIONS - 2)
 
 
@@ -305,12 +313,12 @@ def test_more_rows_have_no_launch_for_a_position(
     assert not any(name.startswith("predictor_pass_kernel") for name in names)
 
 
-def test_first_launch_has_the_inputs_of_both_positions(launched: LaunchedPredictor) -> None:
+def test_first_launch_has_the_inputs_of_both_positions(listed: LaunchedPredictor) -> None:
     seen: list[tuple[Any, ...]] = []
     inputs, cache = inputs_of(3, 2), cache_of(3)
     with intercept(lambda kernel, grid, args, options: seen.append(args)):
-        launched.run(inputs, cache, 0, 1)
-        launched.run(inputs[1:], cache, 2, 2)
+        listed.run(inputs, cache, 0, 1)
+        listed.run(inputs[1:], cache, 2, 2)
     [(first, second), (x, none)] = [args[X : X + 2] for args in seen]
     assert [first.data_ptr(), second.data_ptr(), x.data_ptr()] == [inputs[i].data_ptr() for i in (0, 1, 1)]
     assert none is None
@@ -318,9 +326,9 @@ def test_first_launch_has_the_inputs_of_both_positions(launched: LaunchedPredict
 
 
 @pytest.mark.parametrize("num_rows", range(1, MAX_ROWS + 1))
-def test_launches_of_a_frame_find_their_words_empty(launched: LaunchedPredictor, num_rows: int) -> None:
+def test_launches_of_a_frame_find_their_words_empty(listed: LaunchedPredictor, num_rows: int) -> None:
     """By the rule of the class, whatever words were left."""
-    launched.words.zero_()
+    listed.words.zero_()
     sets: list[int] = []
     # Lines of each set that are not empty, from the first launch on.
     full: list[set[int]] = []
@@ -329,14 +337,14 @@ def test_launches_of_a_frame_find_their_words_empty(launched: LaunchedPredictor,
         num_positions = 1 if args[X + 1] is None else 2
         lines, own = set(range(num_positions * num_rows)), (args[START] + num_positions - 1) % 2
         if not full:
-            full.extend(set() if (words == launched.empty).all() else set(range(MAX_ROWS)) for words in launched.words)
+            full.extend(set() if (words == listed.empty).all() else set(range(MAX_ROWS)) for words in listed.words)
         assert not full[own] & lines
         full[own] |= lines
         full[1 - own] -= lines
         sets.append(own)
 
     with intercept(launch):
-        run_frame(launched, torch.zeros(NUM_POSITIONS, num_rows, HIDDEN, dtype=torch.bfloat16), cache_of(num_rows))
+        run_frame(listed, torch.stack(inputs_of(num_rows, NUM_POSITIONS)), cache_of(num_rows))
     assert sets == [i % 2 for i in range(NUM_POSITIONS)][-len(sets) :]
 
 
@@ -429,8 +437,11 @@ def test_compilation_and_capture_do_not_try_the_kernel(
     launched: LaunchedPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched.kernel = kernel = RaisingKernel(RuntimeError())
-    with intercept(lambda *_: None):
+    starts: list[int] = []
+    with intercept(lambda kernel, grid, args, options: starts.append(args[START])):
         assert launched.works
+        assert launched.works
+    assert starts == [0, 2]  # listed once
     with monkeypatch.context() as patch:
         patch.setattr(launched, "failed", SimpleNamespace(is_cuda=True))
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -465,6 +476,20 @@ def run_some(launched: LaunchedPredictor) -> None:
         launched.run(inputs_of(num_rows, 2), cache_of(num_rows), 0, 1)
         for start in (2, 15):
             launched.run(inputs_of(num_rows), cache_of(num_rows), start, 1)
+
+
+@pytest.mark.parametrize("num_rows", [1, MAX_ROWS // 2 + 1, MAX_ROWS])
+def test_recorded_frame_of_any_rows_lists_the_kernels_that_are_tried(
+    cache: Path, launched: LaunchedPredictor, num_rows: int
+) -> None:
+    inputs = torch.stack(inputs_of(num_rows, NUM_POSITIONS))
+    with record_requests(lambda _: None) as requests:
+        run_frame(launched, inputs, cache_of(num_rows))
+    with record_requests(lambda _: None) as tried:
+        launched.launch_positions(inputs_of(1, 2), cache_of(1), 0, 1)
+        launched.launch_positions(inputs_of(1), cache_of(1), 2, 2)
+    assert len(tried) == 2
+    assert {*requests} == {*tried}
 
 
 def ordered_arrivals(ptx: str) -> list[bool]:
