@@ -124,7 +124,8 @@ def run_first(passes: PredictorPasses, inputs: Tensor, cache: Tensor, together: 
         passes.begin(inputs.shape[1])
         return passes.run(tuple(inputs[:NUM_FIRST]), cache, 0, 1)
     passes.begin(MAX_ROWS)  # of so many rows a launch has one position
-    return [passes.run((inputs[i],), cache, i, 1) for i in range(NUM_FIRST)][-1]
+    run = passes.launch_positions if isinstance(passes, LaunchedPredictor) else passes.run
+    return [run((inputs[i],), cache, i, 1) for i in range(NUM_FIRST)][-1]
 
 
 def run_frame(passes: PredictorPasses, inputs: Tensor, cache: Tensor, together: bool = True) -> Tensor:

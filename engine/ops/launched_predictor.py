@@ -119,7 +119,7 @@ class LaunchedPredictor(PredictorPasses):
     Two sets of words take turns: a launch with an even last position uses the first, others the second. It finds its
     lines empty and empties those of the other set. This holds since ``begin`` empties the set of a frame's first
     launch, and no launch has more lines than the one before. So a frame does not depend on how the last one ended.
-    Its first call has two inputs.
+    The first call of half as many rows has two inputs.
 
     A program that waits too long sets ``failed``: the frame's codes are then not valid. The layers' weights are copied,
     157 MB in bf16, 79 MB in fp8.
@@ -172,7 +172,9 @@ class LaunchedPredictor(PredictorPasses):
         if inputs[0].shape[0] > MAX_ROWS or not self.works:
             return super().run(inputs, cache, start, codebook)
         ops = cast("TritonOps", self.ops)
-        if start == 0 and len(inputs) == 2 and takes_two_positions(inputs[0].shape[0]):
+        if start == 0 and takes_two_positions(inputs[0].shape[0]):
+            # A launch for position 0 alone would use the set that ``begin`` did not empty.
+            assert len(inputs) == 2
             return ops.predictor_pass(self, inputs, cache, start, codebook)
         return [ops.predictor_pass(self, (x,), cache, i, codebook) for i, x in enumerate(inputs, start)][-1]
 

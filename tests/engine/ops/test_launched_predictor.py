@@ -325,6 +325,15 @@ def test_first_launch_has_the_inputs_of_both_positions(listed: LaunchedPredictor
     assert [args[START] for args in seen] == [0, 2]
 
 
+def test_first_call_of_few_rows_has_two_inputs(listed: LaunchedPredictor) -> None:
+    few, more = MAX_ROWS // 2, MAX_ROWS // 2 + 1
+    with intercept(lambda *_: None):
+        listed.run(inputs_of(more), cache_of(more), 0, 1)
+        for num_tokens in (1, 3):
+            with pytest.raises(AssertionError):
+                listed.run(inputs_of(few, num_tokens), cache_of(few), 0, 1)
+
+
 @pytest.mark.parametrize("num_rows", range(1, MAX_ROWS + 1))
 def test_launches_of_a_frame_find_their_words_empty(listed: LaunchedPredictor, num_rows: int) -> None:
     """By the rule of the class, whatever words were left."""
