@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,11 +72,11 @@ def random_weights(device: torch.device) -> PredictorWeights:
     )
 
 
-def in_fp8(weights: PredictorWeights) -> PredictorWeights:
+def in_fp8(weights: PredictorWeights, make: Callable[[Tensor], QuantizedWeight] = quantize) -> PredictorWeights:
     """The same weights with the products of layers in fp8; what is retained in bf16 are their values in fp8."""
 
     def quantized(weight: Weight) -> QuantizedWeight:
-        made = quantize(dense(weight, torch.bfloat16))
+        made = make(dense(weight, torch.bfloat16))
         return made._replace(plain=made.dequantize(torch.bfloat16))
 
     layers = [
