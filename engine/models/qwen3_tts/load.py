@@ -162,8 +162,8 @@ def make_frames(model: Qwen3TTS, context: FrameContext) -> FrameProgram:
 def quantize_talker(talker: Talker, precision: str, device: torch.device) -> None:
     """Quantize the products of the layers of a talker and its code predictor on ``device``; heads and tables stay.
 
-    In fp8 the predictor's small products gain for one or two rows only, or for up to eight where one launch has a
-    position. So their plain weights, 157 MB, are retained for more.
+    In fp8 the predictor's products gain for one or two rows, and for up to eight in one launch. Calls of more rows read
+    plain weights, 157 MB, which are retained.
     """
     makers: tuple[Quantizer, Quantizer]
     makers = (quantize_int4, quantize_int4) if precision == "int4" else (quantize, quantize_and_retain)
