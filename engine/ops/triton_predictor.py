@@ -9,7 +9,7 @@ One warp copies weights into a ring in shared memory, 32 KiB at a time, and eigh
 multiprocessor complete in order, so loads of weights to registers, or many copies at once, would delay those of words.
 Weights of layers may be in fp8: they become bf16 in registers before a thread waits for the words that they multiply.
 
-Measured in docs/experiments/gpu-kernels.md, "Predictor positions in one launch, in the engine".
+Measured in docs/experiments/gpu-kernels.md: "Predictor positions in one launch, in the engine", "Predictor launches".
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MAX_ROWS = gl.constexpr(launched_predictor.MAX_ROWS)
 OUTPUTS, WIDTH = gl.constexpr(8), gl.constexpr(512)
 # Chunks of a layer: 4 for queries, keys and values, 2 for the output, 6 for gate and up, 3 for down.
 CHUNKS = gl.constexpr(15)
-# Chunks in the ring in bf16 and in fp8, and bytes that are copied at once. A barrier that tells of free places counts
+# Chunks in the ring in bf16 and in fp8, and bytes that are copied at once. The barriers of free places count
 # layers modulo two, so the ring has at most the chunks of a layer.
 SLOTS, FP8_SLOTS, AHEAD_BYTES = gl.constexpr(12), gl.constexpr(15), gl.constexpr(32 * 1024)
 # Scales of a program's outputs of a layer, eight for each group of chunks; room for those, and for layers.
