@@ -107,7 +107,7 @@ def has_released_shape(weights: PredictorWeights) -> bool:
 
 
 def takes_two_positions(num_rows: int) -> bool:
-    """Return whether one launch computes the first two positions of so many rows."""
+    """Return whether one launch computes the first two positions of this number of rows."""
     return 2 * num_rows <= MAX_ROWS
 
 
