@@ -126,8 +126,7 @@ class LaunchedPredictor(PredictorPasses):
     """
 
     def __init__(self, ops: TritonOps, weights: PredictorWeights, kernel: Any) -> None:
-        from engine.ops.triton_exchange import EMPTY
-        from engine.ops.triton_predictor import COPIES, PIECE, PIECES
+        from engine.ops.triton_exchange import COPIES, EMPTY, PIECE, PIECES
 
         super().__init__(ops, weights)
         self.kernel, self.empty, device = kernel, EMPTY.value, weights.norm.device
@@ -144,7 +143,7 @@ class LaunchedPredictor(PredictorPasses):
 
     def _copy_weights(self) -> None:
         """Copy the layers' products, and describe them and the heads to the kernel."""
-        from engine.ops.triton_predictor import describe_weight, join_scales, pack_fp8
+        from engine.ops.triton_predictor_weights import describe_weight, join_scales, pack_fp8
 
         weights, quantized = self.weights, fp8_products(self.weights)
         self.scales = join_scales([[weight.scale for weight in some] for some in quantized]) if quantized else None

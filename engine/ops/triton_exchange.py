@@ -14,6 +14,11 @@ from triton.experimental.gluon import language as gl
 # each time it has made LOADS_PER_CHECK loads.
 MAX_LOADS, LOADS_PER_CHECK = gl.constexpr(1 << 16), gl.constexpr(64)
 EMPTY = gl.constexpr(-1)
+# Copies of each vector; queries, keys and values have one.
+COPIES = gl.constexpr(4)
+# Words of a piece for all rows: half of an attention output, a residual stream, a third of the inputs of down.
+PIECE = gl.constexpr(8 * 512)
+PIECES = gl.constexpr(7)
 # [output or row, word]: four threads read 128 bytes of a line.
 TILE = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 8], [1, 0]))
 # [output, pair of inputs] of packed fp8: the 16 pairs of a thread, those of its words of TILE, lie together.

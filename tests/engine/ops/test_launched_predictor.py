@@ -166,9 +166,14 @@ def test_each_program_needs_a_multiprocessor(
     assert not fits(weights_with(norm=norm, eps=1e-5))
 
 
-@pytest.mark.parametrize("module", ["engine.ops.triton_predictor", "engine.ops.triton_exchange"])
+GLUON_MODULES = [
+    f"engine.ops.triton_{name}" for name in ("exchange", "predictor", "predictor_attention", "predictor_weights")
+]
+
+
+@pytest.mark.parametrize("module", GLUON_MODULES)
 def test_without_gluon_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    for name in ("engine.ops.triton_predictor", "engine.ops.triton_exchange"):
+    for name in GLUON_MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     assert import_kernel() is None
@@ -261,9 +266,9 @@ def as_words(weight: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def kernels() -> Any:
     pytest.importorskip("triton")
-    from engine.ops import triton_predictor
+    from engine.ops import triton_predictor_weights
 
-    return triton_predictor
+    return triton_predictor_weights
 
 
 def test_thread_unpacks_its_inputs_of_fp8_exactly(kernels: Any) -> None:
