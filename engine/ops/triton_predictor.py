@@ -7,7 +7,7 @@ two sets take turns. There are copies, so that few multiprocessors load the same
 
 One warp copies weights into a ring in shared memory, 32 KiB at a time, and eight warps multiply. Loads of a
 multiprocessor complete in order, so loads of weights to registers, or many copies at once, would delay those of words.
-Weights of layers may be in fp8: they become bf16 in registers before a thread waits for the words that they multiply.
+Weights of layers may be in fp8: most become bf16 in registers before a thread waits for the words that they multiply.
 
 Measured in docs/experiments/gpu-kernels.md: "Predictor positions in one launch, in the engine", "Predictor launches".
 """
