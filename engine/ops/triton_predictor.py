@@ -263,9 +263,11 @@ def compute(
             head = pid // MAX_ROWS
             out_word = head * half
             attend(
-                words + attended * qkv_words, None if second_ptr is None else words + attended_row * qkv_words,
-                shared + out_word // WIDTH * PIECE + attended * WIDTH + out_word % WIDTH, other, failed_ptr,
-                address(table_ptr, layer, Q_NORM, bf16), address(table_ptr, layer, K_NORM, bf16), cos_ptr, sin_ptr,
+                (
+                    words + attended * qkv_words, None if second_ptr is None else words + attended_row * qkv_words,
+                    shared + out_word // WIDTH * PIECE + attended * WIDTH + out_word % WIDTH,
+                ), other, failed_ptr,
+                (address(table_ptr, layer, Q_NORM, bf16), address(table_ptr, layer, K_NORM, bf16)), (cos_ptr, sin_ptr),
                 cache_ptr + (layer * 2 * rows + attended_row) * (LENGTH * KV * D), head, eps, scale, start, place, rows,
                 softmax, HEADS, KV, D, LENGTH,
             )  # fmt: skip
