@@ -184,6 +184,24 @@ def inputs_at(x_ptr, second_ptr, offset, num_first):
 
 
 @gluon.jit
+def sum_places():
+    """Output and line of sums [output, line]."""
+    output = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, SUMS))), 1)
+    return output, gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SUMS))), 0)
+
+
+@gluon.jit
+def first_inputs(inputs, line_offset, rows, lines, SIZE: gl.constexpr):
+    """Find the words of the pass's inputs, and load those of the program's outputs, which begin its residuals."""
+    x_ptr, second_ptr = inputs
+    output, line = sum_places()
+    own_at = inputs_at(x_ptr, second_ptr, gl.where(line < lines, line, 0) * SIZE, rows * SIZE)
+    residual = gl.load(own_at + gl.program_id(0) * 8 + output).to(gl.float32)
+    second_words = None if second_ptr is None else second_ptr.to(gl.pointer_type(gl.int32))
+    return inputs_at(x_ptr.to(gl.pointer_type(gl.int32)), second_words, line_offset, rows * WIDTH), residual
+
+
+@gluon.jit
 def output_places():
     """Output, line and copy of [output, line, copy]."""
     output = gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, SPREAD)))
@@ -194,104 +212,143 @@ def output_places():
 
 
 @gluon.jit
+def publish_pairs(at, y, is_even, mask):
+    """Publish each output with its neighbor."""
+    publish(at, gl.where(is_even, pair_up(y), EMPTY), mask)
+
+
+@gluon.jit
+def attend_to_line(
+    words, shared, other, layer, table_ptr, frame, softmax, failed_ptr, eps, scale, lines, TWO: gl.constexpr,
+    HEADS: gl.constexpr, KV: gl.constexpr, D: gl.constexpr, LENGTH: gl.constexpr,
+):  # fmt: skip
+    """Attend with the program's head of its line, where there is such a line."""
+    half: gl.constexpr = D // 2
+    qkv_words: gl.constexpr = (HEADS + 2 * KV) * half
+    cos_ptr, sin_ptr, cache_ptr, start, rows = frame
+    line = gl.program_id(0) % MAX_ROWS
+    if line < lines:
+        is_second = (line >= rows).to(gl.int32) if TWO else 0
+        row, place = line - is_second * rows, start + is_second
+        head = gl.program_id(0) // MAX_ROWS
+        out_word = head * half
+        line_words = (
+            words + line * qkv_words, words + row * qkv_words if TWO else None,
+            shared + out_word // WIDTH * PIECE + line * WIDTH + out_word % WIDTH,
+        )  # fmt: skip
+        norms = address(table_ptr, layer, Q_NORM, gl.bfloat16), address(table_ptr, layer, K_NORM, gl.bfloat16)
+        cache_ptr += (layer * 2 * rows + row) * (LENGTH * KV * D)
+        attend(
+            line_words, other, failed_ptr, norms, (cos_ptr, sin_ptr), cache_ptr, head, eps, scale, start, place, rows,
+            softmax, HEADS, KV, D, LENGTH,
+        )  # fmt: skip
+
+
+@gluon.jit
+def compute_layer(
+    chunks, scales, layer, x_at, residual, words, other, offsets, places, parts, table_ptr, frame, failed_ptr, eps,
+    scale, lines, TWO: gl.constexpr, SIZE: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr, D: gl.constexpr,
+    LENGTH: gl.constexpr,
+):  # fmt: skip
+    """Compute the program's outputs of a layer; return where the words of all outputs lie, and its residuals."""
+    n = layer * CHUNKS
+    norm_offset, line_offset = offsets
+    own_qkv, own, copy, is_even, mask = places
+    part, own_part, softmax = parts
+    shared = words + MAX_ROWS * ((HEADS + 2 * KV) * (D // 2))
+    at = shared + gl.program_id(0) % COPIES * (PIECES * PIECE) + line_offset
+    # -- queries, keys, values
+    norm = gl.load(address(table_ptr, layer, NORM, gl.int32) + norm_offset)
+    y0, y1, y2, y3 = multiply_qkv(chunks, scales, n, x_at, norm, part, failed_ptr, eps, SIZE)
+    y0, y1 = spread(bits(y0) | (bits(y2) << 16)), spread(bits(y1) | (bits(y3) << 16))
+    publish(words + own_qkv, gl.where(copy < 2, gl.where(copy % 2 == 0, y0, y1), EMPTY), mask)
+    # -- attention: one head of one line
+    attend_to_line(
+        words, shared, other, layer, table_ptr, frame, softmax, failed_ptr, eps, scale, lines, TWO, HEADS, KV, D, LENGTH
+    )
+    # -- output
+    out = multiply_out(chunks, scales, n + 4, at, own_part, failed_ptr)
+    residual = (residual + out).to(gl.bfloat16).to(gl.float32)
+    publish_pairs(shared + 2 * PIECE + own, residual, is_even, mask)
+    # -- gate and up
+    norm = gl.load(address(table_ptr, layer, AFTER, gl.int32) + norm_offset)
+    y0, y1, y2 = multiply_gate_up(chunks, scales, n + 6, at + 2 * PIECE, norm, part, failed_ptr, eps, SIZE)
+    publish_pairs(shared + 3 * PIECE + own, y0, is_even, mask)
+    publish_pairs(shared + 4 * PIECE + own, y1, is_even, mask)
+    publish_pairs(shared + 5 * PIECE + own, y2, is_even, mask)
+    # -- down
+    down = multiply_down(chunks, scales, n + 12, at + 3 * PIECE, own_part, failed_ptr)
+    residual = (residual + down).to(gl.bfloat16).to(gl.float32)
+    publish_pairs(shared + 6 * PIECE + own, residual, is_even, mask)
+    return at + 6 * PIECE, residual
+
+
+@gluon.jit
+def store_logits(logits_ptr, y0, y1, num_before, lines, VOCAB: gl.constexpr):
+    """Store the last position's logits; of two positions only those are needed."""
+    output, line = sum_places()
+    mask = (line >= num_before) & (line < lines)
+    at = logits_ptr + (line - num_before) * VOCAB + gl.program_id(0) * 16 + output
+    gl.store(at, y0.to(gl.bfloat16), mask=mask)
+    gl.store(at + 8, y1.to(gl.bfloat16), mask=mask)
+
+
+@gluon.jit
+def new_shared_memory(D: gl.constexpr):
+    """Parts of sums, those of outputs apart from what a warp may still be reading, and parts of a softmax."""
+    part = (new_parts(), new_parts(), new_parts(), new_parts(), new_parts(), new_parts(), new_parts())
+    own_part = new_parts()
+    max_scores = gl.allocate_shared_memory(gl.float32, [8], PLAIN_1)
+    exp_sums = gl.allocate_shared_memory(gl.float32, [8], PLAIN_1)
+    return part, own_part, (max_scores, exp_sums, gl.allocate_shared_memory(gl.float32, [8, D], PLAIN_2))
+
+
+@gluon.jit
 def compute(
-    chunks, scales_ptr, x_ptr, second_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr, cache_ptr, logits_ptr, words_ptr,
-    failed_ptr, eps, scale, start, rows, layers, SIZE: gl.constexpr, HEADS: gl.constexpr, KV: gl.constexpr,
-    D: gl.constexpr, VOCAB: gl.constexpr, LENGTH: gl.constexpr,
+    chunks, scales_ptr, inputs, norms, frame, words_ptr, failed_ptr, logits_ptr, eps, scale, layers, SIZE: gl.constexpr,
+    HEADS: gl.constexpr, KV: gl.constexpr, D: gl.constexpr, VOCAB: gl.constexpr, LENGTH: gl.constexpr,
 ):  # fmt: skip
     """Compute the program's outputs of each product. What it computes for one row does not depend on the others.
 
     A line is a row at one position. Those of a second position follow those of the first.
     """
-    half: gl.constexpr = D // 2
-    qkv_words: gl.constexpr = (HEADS + 2 * KV) * half
-    copy_words: gl.constexpr = PIECES * PIECE
-    layer_words: gl.constexpr = MAX_ROWS * qkv_words + COPIES * copy_words
-    i32: gl.constexpr = gl.int32
-    bf16: gl.constexpr = gl.bfloat16
+    qkv_words: gl.constexpr = (HEADS + 2 * KV) * (D // 2)
+    layer_words: gl.constexpr = MAX_ROWS * qkv_words + COPIES * (PIECES * PIECE)
+    two: gl.constexpr = inputs[1] is not None
+    table_ptr, last_norm_ptr = norms
+    _, _, _, start, rows = frame
 
     pid = gl.program_id(0)
     all_scales = None if scales_ptr is None else copy_scales(scales_ptr, layers)
-    part = (new_parts(), new_parts(), new_parts(), new_parts(), new_parts(), new_parts(), new_parts())
-    # Apart from those that a warp may still be reading.
-    own_part = new_parts()
-    softmax = (
-        gl.allocate_shared_memory(gl.float32, [8], PLAIN_1),
-        gl.allocate_shared_memory(gl.float32, [8], PLAIN_1),
-        gl.allocate_shared_memory(gl.float32, [8, D], PLAIN_2),
-    )
-    num_before = 0 if second_ptr is None else rows
+    parts = new_shared_memory(D)
+    num_before = rows if two else 0
     lines = num_before + rows
     # The set of this launch, that of its last position, and where the other one is.
-    last = start if second_ptr is None else start + 1
+    last = start + 1 if two else start
     words_ptr += last % 2 * (layers * layer_words)
     other = layers * layer_words * (1 - last % 2 * 2)
-    norm_offset, line_offset = input_offsets(lines)
+    offsets = input_offsets(lines)
     output, line, copy = output_places()
-    zeros = gl.full([8, 8, 4], 0, i32, SPREAD)
-    mask = (line < lines).to(i32) + zeros
+    zeros = gl.full([8, 8, 4], 0, gl.int32, SPREAD)
+    mask = (line < lines).to(gl.int32) + zeros
     # Of a pair of outputs one thread stores the word, the other empties its place in the other set.
     is_even = (output % 2 == 0) & (zeros == 0)
-    own = line * WIDTH + (pid * 8 + output) // 2 + copy * copy_words + gl.where(is_even, 0, other)
+    own = line * WIDTH + (pid * 8 + output) // 2 + copy * (PIECES * PIECE) + gl.where(is_even, 0, other)
     # Queries, keys and values have one copy: of four threads two store words, two empty places.
     own_qkv = line * qkv_words + pid * 16 + output + copy % 2 * 8 + gl.where(copy < 2, 0, other) + zeros
-
-    own_output = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, SUMS))), 1)
-    own_line = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SUMS))), 0)
-    own_x = inputs_at(x_ptr, second_ptr, gl.where(own_line < lines, own_line, 0) * SIZE, rows * SIZE)
-    residual = gl.load(own_x + pid * 8 + own_output).to(gl.float32)
-    second_words = None if second_ptr is None else second_ptr.to(gl.pointer_type(i32))
-    x_at = inputs_at(x_ptr.to(gl.pointer_type(i32)), second_words, line_offset, rows * WIDTH)
+    places = own_qkv, own, copy, is_even, mask
+    x_at, residual = first_inputs(inputs, offsets[1], rows, lines, SIZE)
     if all_scales is not None:
         async_copy.wait_group(0)
     for layer in range(layers):
-        n = layer * CHUNKS
         scales = None if all_scales is None else all_scales.index(layer)
-        words = words_ptr + layer * layer_words
-        shared = words + MAX_ROWS * qkv_words
-        at = shared + pid % COPIES * copy_words + line_offset
-        # -- queries, keys, values
-        norm = gl.load(address(table_ptr, layer, NORM, i32) + norm_offset)
-        y0, y1, y2, y3 = multiply_qkv(chunks, scales, n, x_at, norm, part, failed_ptr, eps, SIZE)
-        y0, y1 = spread(bits(y0) | (bits(y2) << 16)), spread(bits(y1) | (bits(y3) << 16))
-        publish(words + own_qkv, gl.where(copy < 2, gl.where(copy % 2 == 0, y0, y1), EMPTY), mask)
-        # -- attention: one head of one line
-        attended = pid % MAX_ROWS
-        if attended < lines:
-            is_second = 0 if second_ptr is None else (attended >= rows).to(i32)
-            attended_row, place = attended - is_second * rows, start + is_second
-            head = pid // MAX_ROWS
-            out_word = head * half
-            attend(
-                (
-                    words + attended * qkv_words, None if second_ptr is None else words + attended_row * qkv_words,
-                    shared + out_word // WIDTH * PIECE + attended * WIDTH + out_word % WIDTH,
-                ), other, failed_ptr,
-                (address(table_ptr, layer, Q_NORM, bf16), address(table_ptr, layer, K_NORM, bf16)), (cos_ptr, sin_ptr),
-                cache_ptr + (layer * 2 * rows + attended_row) * (LENGTH * KV * D), head, eps, scale, start, place, rows,
-                softmax, HEADS, KV, D, LENGTH,
-            )  # fmt: skip
-        # -- output
-        residual = (residual + multiply_out(chunks, scales, n + 4, at, own_part, failed_ptr)).to(bf16).to(gl.float32)
-        publish(shared + 2 * PIECE + own, gl.where(is_even, pair_up(residual), EMPTY), mask)
-        # -- gate and up
-        norm = gl.load(address(table_ptr, layer, AFTER, i32) + norm_offset)
-        y0, y1, y2 = multiply_gate_up(chunks, scales, n + 6, at + 2 * PIECE, norm, part, failed_ptr, eps, SIZE)
-        publish(shared + 3 * PIECE + own, gl.where(is_even, pair_up(y0), EMPTY), mask)
-        publish(shared + 4 * PIECE + own, gl.where(is_even, pair_up(y1), EMPTY), mask)
-        publish(shared + 5 * PIECE + own, gl.where(is_even, pair_up(y2), EMPTY), mask)
-        # -- down
-        down = multiply_down(chunks, scales, n + 12, at + 3 * PIECE, own_part, failed_ptr)
-        residual = (residual + down).to(bf16).to(gl.float32)
-        publish(shared + 6 * PIECE + own, gl.where(is_even, pair_up(residual), EMPTY), mask)
-        x_at = at + 6 * PIECE
-    norm = gl.load(last_norm_ptr.to(gl.pointer_type(i32)) + norm_offset)
-    y0, y1 = multiply_head(chunks, layers * CHUNKS, x_at, norm, part, failed_ptr, eps, SIZE)
-    # Of two positions only the last one's logits are needed.
-    has_logits = (own_line >= num_before) & (own_line < lines)
-    logits_at = logits_ptr + (own_line - num_before) * VOCAB + pid * 16 + own_output
-    gl.store(logits_at, y0.to(bf16), mask=has_logits)
-    gl.store(logits_at + 8, y1.to(bf16), mask=has_logits)
+        x_at, residual = compute_layer(
+            chunks, scales, layer, x_at, residual, words_ptr + layer * layer_words, other, offsets, places, parts,
+            table_ptr, frame, failed_ptr, eps, scale, lines, two, SIZE, HEADS, KV, D, LENGTH,
+        )  # fmt: skip
+    norm = gl.load(last_norm_ptr.to(gl.pointer_type(gl.int32)) + offsets[0])
+    y0, y1 = multiply_head(chunks, layers * CHUNKS, x_at, norm, parts[0], failed_ptr, eps, SIZE)
+    store_logits(logits_ptr, y0, y1, num_before, lines, VOCAB)
 
 
 @gluon.jit(do_not_specialize=["start", "rows", "layers"])
@@ -317,9 +374,9 @@ def predictor_pass_kernel(
             (
                 compute,
                 (
-                    (ring, full, free), scales_ptr, x_ptr, second_ptr, table_ptr, last_norm_ptr, cos_ptr, sin_ptr,
-                    cache_ptr, logits_ptr, words_ptr, failed_ptr, eps, scale, start, rows, layers, SIZE, HEADS, KV, D,
-                    VOCAB, LENGTH,
+                    (ring, full, free), scales_ptr, (x_ptr, second_ptr), (table_ptr, last_norm_ptr),
+                    (cos_ptr, sin_ptr, cache_ptr, start, rows), words_ptr, failed_ptr, logits_ptr, eps, scale, layers,
+                    SIZE, HEADS, KV, D, VOCAB, LENGTH,
                 ),
             ),
             (copy_weights, ((qkv, out, gate_up, down, head), ring, full, free, layers, SIZE, HEADS, KV, D)),
