@@ -30,6 +30,11 @@ MAX_LAYERS = 8
 ALIGNMENT = 16
 ANGLES = (NUM_POSITIONS, HEAD_SIZE // 2)
 NUM_QKV, NUM_INNER = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_SIZE, 3 * HIDDEN
+# Products of a layer [outputs, inputs], in the order of the kernel's arguments.
+PRODUCTS = {
+    "qkv": (NUM_QKV, HIDDEN), "out": (HIDDEN, NUM_HEADS * HEAD_SIZE),
+    "gate_up": (2 * NUM_INNER, HIDDEN), "down": (HIDDEN, NUM_INNER),
+}  # fmt: skip
 
 
 def import_kernel() -> Any | None:
@@ -58,16 +63,15 @@ def fits(weights: PredictorWeights) -> bool:
 
 
 def fp8_products(weights: PredictorWeights) -> list[list[QuantizedWeight]]:
-    """The four products of each layer if all are in fp8, as the kernel then reads them; else none."""
+    """The products of each layer if all are in fp8, as the kernel then reads them; else none."""
     products = [
         [weight for weight in products_of(layer) if isinstance(weight, QuantizedWeight)] for layer in weights.layers
     ]
-    return products if all(len(some) == len(products_of(weights.layers[0])) for some in products) else []
+    return products if all(len(some) == len(PRODUCTS) for some in products) else []
 
 
-def products_of(layer: StackLayer) -> tuple[Weight, ...]:
-    """In the order of the kernel's arguments."""
-    return layer.qkv, layer.out, layer.gate_up, layer.down
+def products_of(layer: StackLayer) -> list[Weight]:
+    return [getattr(layer, name) for name in PRODUCTS]
 
 
 def has_released_shape(weights: PredictorWeights) -> bool:
@@ -78,20 +82,15 @@ def has_released_shape(weights: PredictorWeights) -> bool:
         tensor = bf16_tensor(weight)
         return tensor is not None and tensor.shape == shape
 
-    def product_has_shape(weight: Weight, *shape: int) -> bool:
-        return weight.shape == shape if is_fp8 else has_shape(weight, *shape)
-
     def fits_layer(layer: StackLayer) -> bool:
         if layer.qkv_bias is not None or layer.qk_norms is None:
             return False
+        products = zip(products_of(layer), PRODUCTS.values(), strict=True)
         return (
             has_shape(layer.norm, HIDDEN)
             and has_shape(layer.after, HIDDEN)
             and all(has_shape(norm, HEAD_SIZE) for norm in layer.qk_norms)
-            and product_has_shape(layer.qkv, NUM_QKV, HIDDEN)
-            and product_has_shape(layer.out, HIDDEN, NUM_HEADS * HEAD_SIZE)
-            and product_has_shape(layer.gate_up, 2 * NUM_INNER, HIDDEN)
-            and product_has_shape(layer.down, HIDDEN, NUM_INNER)
+            and all(weight.shape == shape if is_fp8 else has_shape(weight, *shape) for weight, shape in products)
         )
 
     def fits_rope(table: Tensor) -> bool:
