@@ -30,7 +30,14 @@ from engine.errors import (
     UnknownLanguage,
     UnknownVoice,
 )
-from engine.process import RunDirectory, available_cores, child_environment, freeze_gc, trim_heap
+from engine.process import (
+    RunDirectory,
+    available_cores,
+    child_environment,
+    freeze_gc,
+    reserve_descriptors,
+    trim_heap,
+)
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -70,6 +77,7 @@ __all__ = [
     "check_sampling",
     "child_environment",
     "freeze_gc",
+    "reserve_descriptors",
     "trim_heap",
 ]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.api import reserve_descriptors
 from realtime.app import create_app, serve
 from realtime.config import ConfigError
 from realtime.engine_factory import connect_engine
@@ -29,6 +30,7 @@ def main() -> None:
     if not (line := sys.stdin.buffer.readline()):
         return  # the parent has ended before there was a plan
     plan = msgspec.json.decode(line, type=GatewayPlan)
+    reserve_descriptors(2 * plan.config.limits.max_connections)  # WebSockets, and others of HTTP
     configure_logs(plan.config.log)
     threading.Thread(target=exit_with_parent, name="voicewire parent watch", daemon=True).start()
     try:

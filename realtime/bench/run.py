@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
+from engine.api import reserve_descriptors
 from realtime.bench.client import now_s, run_client
 from realtime.bench.plan import LoadPlan, ResponseResult, endless, read_corpus
 
@@ -44,6 +45,7 @@ def _code(error: Exception) -> str:
 
 def main() -> None:
     plan = msgspec.json.decode(sys.stdin.readline(), type=LoadPlan)
+    reserve_descriptors(plan.num_sessions)
     print(READY, flush=True)
     sys.stdin.readline()
     for outcome in asyncio.run(run(plan)):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.api import available_cores
+from engine.api import available_cores, reserve_descriptors
 from realtime.commands.startup import WRONG_SETTINGS, StartupProgress, add_setting_arguments, collect_settings
 from realtime.config import ConfigError, ServerConfig, allowed, load_config, settings
 from realtime.engine_factory import has_gpu_engine
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         config = load_config(args.config, os.environ, collect_settings(args, FLAGS))
         configure_logs(config.log)
         raise_fd_limit()
+        reserve_descriptors(2 * config.limits.max_connections)  # WebSockets, and others of HTTP
         config = with_gateways(config)
         with StartupProgress("loading the voice") as progress:
             asyncio.run(run_server(config, lambda ports: print_address(config, ports, progress)))

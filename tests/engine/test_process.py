@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from engine.loop import EngineLoop
-from engine.process import PREFIX, RunDirectory, available_cores, collect_young, freeze_gc, is_gc_frozen
+from engine.process import (
+    PREFIX,
+    RunDirectory,
+    available_cores,
+    child_environment,
+    collect_young,
+    freeze_gc,
+    is_gc_frozen,
+)
 from engine.runtime.engine import Engine
 
 MAKES_ONE = (
@@ -173,3 +181,25 @@ def test_available_cores_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPat
         assert available_cores() == num_cores
     quota.unlink()
     assert available_cores() == 64
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the size of the table from /proc")
+@pytest.mark.parametrize("limit", [256, 4096])
+def test_descriptors_that_are_opened_later_find_room(limit: int) -> None:
+    program = """
+import os, resource, sys, threading
+from engine.process import reserve_descriptors
+limit = min(int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+reserve_descriptors(1_000)
+threading.Thread(target=sys.stdin.read, daemon=True).start()
+size = lambda: int(open("/proc/self/status").read().partition("FDSize:")[2].split()[0])
+before = size()
+opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(min(1_000, limit - 10))]
+print(before, size(), limit)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(limit)], env=child_environment(), capture_output=True, text=True, check=True
+    )
+    before, after, allowed = map(int, ran.stdout.split())
+    assert before == after >= min(1_000, allowed)

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidMessage, InvalidStatus
 
-from engine.process import RunDirectory
+from engine.process import OTHER_DESCRIPTORS, RunDirectory
 from realtime import gateway_supervisor
 from realtime.app import create_app, serve
 from realtime.client import NativeClient, open_session
@@ -176,6 +176,13 @@ def test_gateways_share_session_but_not_process_group(served: Served) -> None:
     gateways = [gateway.pid for gateway in served.gateways()]
     assert {os.getsid(pid) for pid in gateways} == {os.getsid(served.process.pid)}
     assert os.getpgid(served.process.pid) not in {os.getpgid(pid) for pid in gateways}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the size of the table from /proc")
+def test_connections_do_not_enlarge_the_table_of_descriptors(served: Served) -> None:
+    for process in (served.process, *served.gateways()):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert int(status.partition("FDSize:")[2].split()[0]) >= 2 * MAX_CONNECTIONS + OTHER_DESCRIPTORS
 
 
 @pytest.mark.timeout(300)
