@@ -2,7 +2,7 @@
 
     python -m benchmarks.precision_quality texts --num 10000 > TEXTS      the fixed sentences, then generated ones
     python -m benchmarks.precision_quality speak FOLDER --texts TEXTS [--precision bf16,fp8,rounded,int4]
-        [--batch 512]
+        [--batch 512] [--device auto] [--dtype auto]
     python -m benchmarks.precision_quality compare FOLDER --texts TEXTS   again, from the files of ``speak``
 
 ``speak`` writes the codes of every reply to FOLDER/PRECISION.npz, for ``precision_words`` to judge. All precisions
@@ -127,7 +127,9 @@ async def speak_all(engine: SpeechEngine, texts: Sequence[str], batch: int, limi
 
 
 async def speak_with(folder: Path | None, precision: str, args: argparse.Namespace, texts: Sequence[str]) -> Replies:
-    engine = create_engine(folder, device=args.device, precision=precision, **engine_settings(args.batch))
+    engine = create_engine(
+        folder, device=args.device, dtype=args.dtype, precision=precision, **engine_settings(args.batch)
+    )
     begun_s = time.monotonic()
     await engine.start()
     started_s = time.monotonic()
@@ -234,6 +236,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512, help="rows of every step")
     parser.add_argument("--limit-s", type=float, default=3_600, help="begin no text of a precision after this")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto", help="of arithmetic; auto is fp32 on a CPU, whatever the precision")
     args = parser.parse_args()
     if args.action == "texts":
         print("\n".join(generate_texts(args.num)))

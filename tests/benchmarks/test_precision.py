@@ -131,7 +131,7 @@ def test_precisions_are_compared_on_the_embedded_voice(tmp_path: Path, monkeypat
     texts = tmp_path / "texts.txt"
     lines = ["Good morning to all.", "It is late, and the rain is cold.", "Where have you been?", "Maybe.", "I see it."]
     texts.write_text("\n".join(lines * 2))
-    options = ["--texts", str(texts), "--precision", "bf16,rounded", "--batch", "4", "--device", "cpu"]
+    options = f"--texts {texts} --precision bf16,rounded --batch 4 --device cpu --dtype bfloat16".split()
     monkeypatch.setattr(sys, "argv", ["precision_quality", "speak", str(tmp_path), *options])
     precision_quality.main()
     report = json.loads(capsys.readouterr().out.splitlines()[-1])["precisions"]
