@@ -106,8 +106,10 @@ class Bench:
         most = max([*args.streams, *args.burst])
         flow_settings = FlowSettings(graphs=not args.eager, triton_kernels=not args.plain, **args.flow)
         settings = CosyVoice3Settings(flow=flow_settings, vocoder=VocoderSettings(graphs=not args.eager))
+        # Requests without pacing get three quarters of the places and slots: all of them begin at once.
+        places = -(-most * 4 // 3)
         self.config = EngineConfig(
-            max_batch_size=most, max_running_requests=most * 4 // 3, max_prefill_positions=args.prefill,
+            max_batch_size=most, max_running_requests=places, max_prefill_positions=args.prefill,
             cosyvoice3=settings,
             triton_kernels=not args.plain, kv_memory_mb=args.kv_mb, precision=args.precision, **SETTINGS,
         )  # fmt: skip
@@ -115,7 +117,7 @@ class Bench:
         started = time.perf_counter()
         talker, self.flow, self.hift = random_parts(sizes, dtype, self.device, args.precision)
         model = CosyVoice3(sizes, talker, self.tokenizer(sizes))
-        self.stage = CosyDecodeStage(self.flow, self.hift, most, settings, self.device, 4)
+        self.stage = CosyDecodeStage(self.flow, self.hift, places, settings, self.device, 4)
         if not args.eager:
             self.stage.record()
         family = Family(model, sizes, partial(make_frames, model), make_stage=lambda: self.stage)
