@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from engine.ops.gluon_kernels import import_gluon_kernel
 from engine.ops.parallel_compile import KernelNotCached, is_compile_only, launch
 from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.stack import StackLayer
@@ -38,13 +39,9 @@ PRODUCTS = {
 
 
 def import_kernel() -> Any | None:
-    """Import the kernel; None where Triton has no Gluon as the kernel uses it, which Triton calls experimental."""
-    try:
-        from engine.ops.triton_predictor import predictor_pass_kernel
-    except (ImportError, AttributeError, TypeError) as error:
-        log.warning("predictor passes take a launch for each operation: %s", error)
-        return None
-    return predictor_pass_kernel
+    """Import the kernel, if there is one with this Triton."""
+    otherwise = "predictor passes take a launch for each operation"
+    return import_gluon_kernel("triton_predictor", "predictor_pass_kernel", otherwise)
 
 
 def bf16_tensor(weight: Weight) -> Tensor | None:
