@@ -79,7 +79,9 @@ class Variant(NamedTuple):
         return target == HOPPER if self.is_hopper_unit() else target >= self.min_target
 
     def is_hopper_unit(self) -> bool:
-        """Return whether it is a residual unit whose tile only Hopper has."""
+        """Return whether it is a residual unit that only Hopper computes so."""
+        if self.name == "resident_unit_kernel":
+            return True
         if self.name != "residual_unit_kernel":
             return False
         channels = next(value for place, value in self.constants if self.signature[place][0] == "C")

@@ -1,7 +1,4 @@
-"""Kernels in Gluon, which Triton calls experimental: not every Triton has it as they use it. Imports no Triton.
-
-Each of their programs has a multiprocessor.
-"""
+"""Imports kernels in Gluon, which Triton calls experimental. Itself imports no Triton."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 def import_gluon_kernel(module: str, name: str, otherwise: str) -> Any | None:
-    """Import a kernel of ``engine.ops``; if that fails, log what happens ``otherwise`` and return None."""
+    """Import a kernel of ``engine.ops``; where this Triton lacks what it uses, log ``otherwise`` and return None."""
     try:
         return getattr(import_module(f"engine.ops.{module}"), name)
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError, AssertionError) as error:
         log.warning("%s: %s", otherwise, error)
         return None
 

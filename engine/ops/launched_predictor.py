@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from engine.ops.gluon_kernels import import_gluon_kernel
+from engine.ops.gluon_kernels import import_gluon_kernel, num_multiprocessors
 from engine.ops.parallel_compile import KernelNotCached, is_compile_only, launch
 from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.stack import StackLayer
@@ -56,7 +56,7 @@ def fits(weights: PredictorWeights) -> bool:
     """Return whether the kernel takes these weights, on a GPU with enough multiprocessors."""
     if not weights.norm.is_cuda or not has_released_shape(weights):
         return False
-    return torch.cuda.get_device_properties(weights.norm.device).multi_processor_count >= NUM_PROGRAMS
+    return num_multiprocessors(weights.norm.device) >= NUM_PROGRAMS
 
 
 def fp8_products(weights: PredictorWeights) -> list[list[QuantizedWeight]]:

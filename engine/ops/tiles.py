@@ -43,6 +43,11 @@ MIN_UNIT_PROGRAMS = 80
 # Of those that have a multiprocessor each: of 256 streams, the fewest that were measured faster.
 MIN_WIDE_UNIT_PROGRAMS = 320
 MIN_UNIT_PART = 16
+# Units whose weights stay in shared memory: channels, taps, and a program's warps and rows.
+RESIDENT_CHANNELS, RESIDENT_TAPS, RESIDENT_WARPS = 96, 7, 16
+RESIDENT_ROWS = 16 * RESIDENT_WARPS
+# Faster for one frame of 32 streams, which is 61,440 rows, and slower for that of 16, on 132 multiprocessors.
+MIN_RESIDENT_ROWS = 60_000
 
 
 def num_programs(tile: Tile, rows: int, columns: int) -> int:
@@ -88,3 +93,8 @@ def unit_shape(channels: int, on_hopper: bool) -> UnitTile | None:
     if channels > 256 and on_hopper:
         return UnitTile(128, math.gcd(channels, 32), min(rest, 64), 8, 4, MIN_WIDE_UNIT_PROGRAMS)
     return None
+
+
+def takes_resident_unit(num_rows: int, channels: int, taps: int) -> bool:
+    """Return whether a unit in bf16 on Hopper is faster with its weights in shared memory."""
+    return (channels, taps) == (RESIDENT_CHANNELS, RESIDENT_TAPS) and num_rows >= MIN_RESIDENT_ROWS

@@ -7,12 +7,15 @@ measurements on one H200 (docs/design/gpu.md): nothing is tuned at start.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from engine.ops import KERNELS
+from engine.ops.gluon_kernels import import_gluon_kernel, num_multiprocessors
 from engine.ops.launched_predictor import LaunchedPredictor, fits, import_kernel
 from engine.ops.parallel_compile import is_compile_only, launch
 from engine.ops.params import (
@@ -29,7 +32,15 @@ from engine.ops.params import (
 from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.ras import NUCLEUS, WHOLE, ControlRules, RasTensors
 from engine.ops.reference_ops import ReferenceOps
-from engine.ops.tiles import NUM_MULTIPROCESSORS, conv_shape, unit_parts, unit_shape
+from engine.ops.tiles import (
+    NUM_MULTIPROCESSORS,
+    RESIDENT_ROWS,
+    RESIDENT_WARPS,
+    conv_shape,
+    takes_resident_unit,
+    unit_parts,
+    unit_shape,
+)
 from engine.ops.triton_attention import (
     kv_write_kernel,
     paged_attention_kernel,
@@ -413,20 +424,38 @@ class TritonOps(ReferenceOps):
         self, padded: Tensor, unit: ResidualUnitParams, x: Tensor, out: Tensor, waves: SnakeParams, is_last: bool
     ) -> None:
         streams, length, channels = x.shape
-        rows = streams * length
+        rows, taps = streams * length, unit.wide.weight.shape[0]
+        args = (
+            padded, unit.wide.weight, unit.wide.bias, *unit.inner, unit.narrow.weight, unit.narrow.bias, *waves, x, out,
+            rows, length, padded.stride(0), x.stride(0), out.stride(0), unit.wide.dilation,
+        )  # fmt: skip
         tile = unit_shape(channels, self.on_hopper)
         too_wide = x.is_cuda and x.dtype == torch.float32
-        if "unit" not in self.on or tile is None or too_wide or triton.cdiv(rows, tile.rows) < tile.min_programs:
+        if self._takes_resident_unit(padded, x, out, taps):
+            launch(self.resident_unit, min(num_multiprocessors(x.device), triton.cdiv(rows, RESIDENT_ROWS)))(
+                *args, TAPS=taps, LAST=is_last, num_warps=RESIDENT_WARPS
+            )
+        elif "unit" not in self.on or tile is None or too_wide or triton.cdiv(rows, tile.rows) < tile.min_programs:
             super().residual_unit(padded, unit, x, out, waves, is_last)
-            return
-        wide, narrow = unit.wide, unit.narrow
-        launch(residual_unit_kernel, triton.cdiv(rows, tile.rows))(
-            padded, wide.weight, wide.bias, *unit.inner, narrow.weight, narrow.bias, *waves, x, out,
-            rows, length, padded.stride(0), x.stride(0), out.stride(0), wide.dilation, wide.weight.shape[0],
-            C=channels, LAST=is_last, EXACT=x.dtype == torch.float32, ONE_STREAM=length % tile.rows == 0,
-            BLOCK_M=tile.rows, FIRST=unit_parts(channels)[0], BLOCK_K=tile.depth, BLOCK_N=tile.columns,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+        else:
+            launch(residual_unit_kernel, triton.cdiv(rows, tile.rows))(
+                *args, taps, C=channels, LAST=is_last, EXACT=x.dtype == torch.float32,
+                ONE_STREAM=length % tile.rows == 0, BLOCK_M=tile.rows, FIRST=unit_parts(channels)[0],
+                BLOCK_K=tile.depth, BLOCK_N=tile.columns, num_warps=tile.warps, num_stages=tile.stages,
+            )  # fmt: skip
+
+    def _takes_resident_unit(self, padded: Tensor, x: Tensor, out: Tensor, taps: int) -> bool:
+        """Return whether a unit over ``x`` is computed with its weights in shared memory."""
+        if not self.on_hopper or x.dtype != torch.bfloat16 or not {"unit", "resident_unit"} <= self.on:
+            return False
+        streams, length, channels = x.shape
+        has_whole_words = all(t.stride()[1:] == (channels, 1) and t.stride(0) % 8 == 0 for t in (padded, x, out))
+        takes = has_whole_words and takes_resident_unit(streams * length, channels, taps)
+        return takes and self.resident_unit is not None
+
+    @cached_property
+    def resident_unit(self) -> Any | None:
+        return import_gluon_kernel("triton_unit", "resident_unit_kernel", "residual units load their weights each time")
 
     def depthwise_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor], eps: float

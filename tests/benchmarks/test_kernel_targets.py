@@ -93,6 +93,7 @@ def test_some_units_run_on_hopper_only(channels: int, warps: int, stages: int, w
     options = (("num_warps", warps), ("num_stages", stages))
     unit = Variant("ops", "residual_unit_kernel", (("x", "*bf16"), ("C", "constexpr")), ((1, channels),), (), options)
     assert [target for target in SHARED_KIB if unit.runs_on(target)] == wanted
+    assert [target for target in SHARED_KIB if unit._replace(name="resident_unit_kernel").runs_on(target)] == [90]
     product = unit._replace(name="product_kernel")
     assert all(product.runs_on(target) for target in SHARED_KIB)
 

@@ -52,6 +52,7 @@ from engine.ops.predictor import PredictorPasses, PredictorWeights
 from engine.ops.reference_ops import ReferenceOps
 from engine.ops.stack import StackLayer
 from engine.weights.quantize import Int4Weight, QuantizedWeight, Weight, quantize_and_retain
+from tests.engine.ops.hopper import compile_for_hopper
 
 PRECISIONS = ("bf16", "fp8")
 # Of the kernel's arguments: the inputs of one position, those of a second one or None; and the first position.
@@ -161,7 +162,7 @@ def test_each_program_needs_a_multiprocessor(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: device)
     assert not fits(weights_with())
     monkeypatch.setattr(launched_predictor, "has_released_shape", lambda weights: weights.eps == 1e-6)
-    norm: Any = SimpleNamespace(is_cuda=True, device="cuda:0")
+    norm: Any = SimpleNamespace(is_cuda=True, device=torch.device("cuda"))
     assert fits(weights_with(norm=norm)) is wanted
     assert not fits(weights_with(norm=norm, eps=1e-5))
 
@@ -474,20 +475,7 @@ def test_compilation_and_capture_do_not_try_the_kernel(
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: LaunchedPredictor) -> Path:
     """Compile for Hopper without one, into an empty cache."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    from engine.ops.compile_worker import TargetDriver
-
-    class HopperDriver(TargetDriver):
-        def get_current_stream(self, device: str) -> int:
-            return 0
-
-    kernel = launched.kernel
-    monkeypatch.setattr(kernel, "device_caches", type(kernel.device_caches)(kernel.create_binder))
-    monkeypatch.setattr(driver, "_active", HopperDriver(GPUTarget("cuda", 90, 32)))
-    monkeypatch.setattr(parallel_compile, "MAX_PROCESSES", 1)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compile_for_hopper(launched.kernel, tmp_path, monkeypatch)
     return tmp_path
 
 
