@@ -293,10 +293,10 @@ class Size(NamedTuple):
 
 # Ceilings: a change that makes a folder smaller lowers its row. Only a feature that needs more lines raises it.
 MAX_SIZES = {
-    "engine": Size(22_630, 128, 0),
+    "engine": Size(23_180, 130, 0),
     "sessions": Size(14_300, 120, 0),
-    "realtime": Size(29_180, 185, 0),
-    "tests": Size(70_400, 386, 7),
+    "realtime": Size(29_190, 185, 0),
+    "tests": Size(70_690, 388, 7),
 }
 MAX_SHARED_NAMES = 0  # in the source tree: shared within a package or between packages
 
