@@ -18,13 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from engine.ops import tiles
 
-# Channels, in two blocks of outputs, which are powers of two, and three blocks of inputs.
-CHANNELS, FIRST, REST, DEPTH = (
-    gl.constexpr(tiles.RESIDENT_CHANNELS),
-    gl.constexpr(64),
-    gl.constexpr(32),
-    gl.constexpr(32),
-)
+CHANNELS = gl.constexpr(tiles.RESIDENT_CHANNELS)
+# Two blocks of outputs, which are powers of two, and three blocks of inputs.
+FIRST, REST, DEPTH = gl.constexpr(64), gl.constexpr(32), gl.constexpr(32)
 WARPS, ROWS = gl.constexpr(tiles.RESIDENT_WARPS), gl.constexpr(tiles.RESIDENT_ROWS)
 WARP_BASES = [[16 << i, 0] for i in range(tiles.RESIDENT_WARPS.bit_length() - 1)]
 # [row, pair of channels] of a block of inputs: a thread has four neighboring pairs of two rows.
@@ -291,6 +287,7 @@ def store(total, vectors, rows, streams, num_rows, residual, act, START: gl.cons
 
 @gluon.jit
 def load_residuals(residual, rows, streams):
+    """Load the residual of both blocks of outputs."""
     ptr, gap = residual
     first = gl.load(outputs_at(ptr, rows, streams, gap, 0, FIRST))
     return first, gl.load(outputs_at(ptr, rows, streams, gap, FIRST, REST))
@@ -304,8 +301,9 @@ def compute_tiles(
     x_ptr, x_gap = inputs
     wide, narrow = weights
     inner_first, inner_rest, outer_first, outer_rest = vectors
-    streams = gl.minimum(rows_of(gl.program_id(0)), num_rows - 1) // length
-    at = inputs_at(x_ptr, gl.minimum(rows_of(gl.program_id(0)), num_rows - 1), streams, x_gap)
+    rows = gl.minimum(rows_of(gl.program_id(0)), num_rows - 1)
+    streams = rows // length
+    at = inputs_at(x_ptr, rows, streams, x_gap)
     x = load_tap(at, 0, step)
     for tile in range(gl.program_id(0), gl.cdiv(num_rows, ROWS), gl.num_programs(0)):
         totals, x = add_taps(x, at, step, wide, TAPS)
