@@ -118,11 +118,8 @@ def test_its_kernels_fit_a_multiprocessor(ops_for_hopper: Any) -> None:
         first = order.index("wgmma.mma_async")
         assert order[first - 2 : first] == ["fence.proxy.async", "bar.sync"]
         assert not {"st.shared", "stmatrix"} & {*order[first:]}
-        assert set(re.findall(r"(?:ld|st)\.global\S*", ptx)) == {
-            "ld.global.v4.b32",
-            "st.global.v4.b32",
-            "ld.global.b32",
-        }
+        accesses = set(re.findall(r"(?:ld|st)\.global\S*", ptx))
+        assert accesses == {"ld.global.v4.b32", "st.global.v4.b32", "ld.global.b32"}
         if Path(knobs.nvidia.cuobjdump.path).exists():
             _, stack = registers_and_stack(compiled.asm["cubin"])
             assert stack <= MAX_STACK
@@ -138,15 +135,15 @@ def is_hopper() -> bool:
 on_hopper = pytest.mark.skipif(not is_hopper(), reason="needs CUDA of Hopper")
 
 
-def random_unit(dilation: int, dtype: torch.dtype = torch.bfloat16) -> tuple[ResidualUnitParams, SnakeParams]:
+def random_unit(dilation: int) -> tuple[ResidualUnitParams, SnakeParams]:
     def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(*shape, device="cuda") * scale
 
     def waves() -> SnakeParams:
         return SnakeParams(random(CHANNELS).abs() * 3, random(CHANNELS).abs())
 
-    wide = ConvParams(random(TAPS, CHANNELS, CHANNELS, scale=(TAPS * CHANNELS) ** -0.5).to(dtype), random(CHANNELS))
-    narrow = ConvParams(random(1, CHANNELS, CHANNELS, scale=CHANNELS**-0.5).to(dtype), random(CHANNELS))
+    wide = ConvParams(random(TAPS, CHANNELS, CHANNELS, scale=(TAPS * CHANNELS) ** -0.5).bfloat16(), random(CHANNELS))
+    narrow = ConvParams(random(1, CHANNELS, CHANNELS, scale=CHANNELS**-0.5).bfloat16(), random(CHANNELS))
     return ResidualUnitParams(wide._replace(dilation=dilation), waves(), narrow), waves()
 
 
@@ -182,10 +179,8 @@ def test_it_returns_what_the_reference_returns(streams: int, length: int, dilati
     padded = buffer[:, : 6 * dilation + length]
     x = torch.randn(streams, length, CHANNELS, device="cuda").bfloat16()
     ops = hopper_ops()
-    own, out = (
-        x.clone(),
-        torch.full((streams, ahead + length + behind, CHANNELS), float("nan"), device="cuda").bfloat16(),
-    )
+    own = x.clone()
+    out = torch.full((streams, ahead + length + behind, CHANNELS), float("nan"), device="cuda", dtype=x.dtype)
     ops.residual_unit(padded, unit, own, out[:, ahead : ahead + length], waves, is_last)
     wanted_x, wanted = x.float(), torch.empty(streams, length, CHANNELS, device="cuda")
     ReferenceOps().residual_unit(padded.float(), exact(unit), wanted_x, wanted, waves, False)
