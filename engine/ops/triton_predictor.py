@@ -185,7 +185,7 @@ def inputs_at(x_ptr, second_ptr, offset, num_first):
 
 @gluon.jit
 def sum_places():
-    """Output and line of sums [output, line]."""
+    """Return the output and the line of sums [output, line]."""
     output = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, gl.SliceLayout(2, SUMS))), 1)
     return output, gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SUMS))), 0)
 
@@ -213,7 +213,7 @@ def output_places():
 
 @gluon.jit
 def publish_pairs(at, y, is_even, mask):
-    """Publish each output with its neighbor."""
+    """Publish each output with its neighbor, and empty their place in the other set."""
     publish(at, gl.where(is_even, pair_up(y), EMPTY), mask)
 
 
@@ -295,7 +295,7 @@ def store_logits(logits_ptr, y0, y1, num_before, lines, VOCAB: gl.constexpr):
 
 @gluon.jit
 def new_shared_memory(D: gl.constexpr):
-    """Parts of sums, those of outputs apart from what a warp may still be reading, and parts of a softmax."""
+    """Allocate parts of sums, others for sums that follow while a warp may still read these, and a softmax's parts."""
     part = (new_parts(), new_parts(), new_parts(), new_parts(), new_parts(), new_parts(), new_parts())
     own_part = new_parts()
     max_scores = gl.allocate_shared_memory(gl.float32, [8], PLAIN_1)
