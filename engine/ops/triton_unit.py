@@ -22,11 +22,15 @@ CHANNELS = gl.constexpr(tiles.RESIDENT_CHANNELS)
 # Two blocks of outputs, which are powers of two, and three blocks of inputs.
 FIRST, REST, DEPTH = gl.constexpr(64), gl.constexpr(32), gl.constexpr(32)
 WARPS, ROWS = gl.constexpr(tiles.RESIDENT_WARPS), gl.constexpr(tiles.RESIDENT_ROWS)
-WARP_BASES = [[16 << i, 0] for i in range(tiles.RESIDENT_WARPS.bit_length() - 1)]
+WARP_BASES = gl.constexpr([[16 << i, 0] for i in range(tiles.RESIDENT_WARPS.bit_length() - 1)])
 # [row, pair of channels] of a block of inputs: a thread has four neighboring pairs of two rows.
 PAIRS = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], WARP_BASES, [], [tiles.RESIDENT_ROWS, 16]
+        [[0, 1], [0, 2], [8, 0]],
+        [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        WARP_BASES.value,
+        [],
+        [tiles.RESIDENT_ROWS, 16],
     )
 )
 OWN_ROWS = gl.constexpr(gl.SliceLayout(1, PAIRS))
@@ -53,7 +57,7 @@ def channel_layout(size):
     """Return the layout [row, channel] in which a thread has eight neighboring channels of each 32, of two rows."""
     registers = [[0, 1], [0, 2], [0, 4], *[[0, 32]] * (size // 64), [8, 0]]
     lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, WARP_BASES, [], [ROWS.value, size])
+    return gl.DistributedLinearLayout(registers, lanes, WARP_BASES.value, [], [ROWS.value, size])
 
 
 @gluon.constexpr_function
